@@ -35,7 +35,7 @@ import polarstep as ps
 from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_law
 from differences import percent
 from polarstep.optim.stepping.step import Bucket
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from which_text import text_of_shards, text_of_tokens
 
 

@@ -23,7 +23,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import polarstep as ps
-from polarstep.storage import write_json
+from polarstep_lab.storage import write_json
 from step_optimizers import maps
 from step_workloads import ON_A_CPU, QUICK, parameters
 from timing import machine

@@ -22,9 +22,9 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.diagnostics import certified, certify
 from polarstep.optim.stepping.step import Bucket
-from polarstep.storage import write_json
 from polarstep_lab.data.corpus import corpus_text
 from polarstep_lab.models.gpt import GPT, GPTConfig
+from polarstep_lab.storage import write_json
 
 MAPS = {
     "Exact": ps.Exact(),

@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from differences import percent
-from polarstep.storage import JsonLines, read_lines
+from polarstep_lab.storage import JsonLines, read_lines
 from which_text import check_one_text, text_of_shards
 
 if TYPE_CHECKING:

@@ -73,10 +73,6 @@ class KeptWeight(PolarMap):
             kept["turn"] = torch.where(moves[..., 0], kept["turn"], carry["turn"].to(M.dtype))
         return Polar(M, T if M.shape[-2] <= M.shape[-1] else T.mT), Carry(kept)
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        """A first step, with a W of its own."""
-        return self.step(X, Carry(), Draw())[0].multiplied_out()
-
     def flops(self, m: int, n: int) -> int:
         """The mean over ``every`` steps."""
         return (self.inner.flops(m, n) + (self.every - 1) * 2 * min(m, n) * m * n) // self.every

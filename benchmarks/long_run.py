@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import StorageError
 from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
 from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.config import TextData
@@ -30,6 +29,7 @@ from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes import resolve
 from polarstep_lab.recipes.nanogpt import EMBEDDING_LR
 from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
+from polarstep_lab.storage import StorageError
 from polarstep_lab.suites.suite import PlannedRun, pending, plan_run
 
 RECIPE = "nanogpt-wiki"

@@ -33,8 +33,8 @@ from torch.nn.functional import cross_entropy
 import frontier
 import polarstep as ps
 from differences import change
-from polarstep.storage import read_lines
 from polarstep_lab.models.gpt import GPT, GPTConfig
+from polarstep_lab.storage import read_lines
 from which_text import text_of_shards, text_of_tokens
 
 REFERENCE = "float32"

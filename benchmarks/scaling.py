@@ -47,8 +47,8 @@ from frontier import (
     shape_of,
     shards,
 )
-from polarstep.storage import read_lines
 from polarstep_lab.estimates import student
+from polarstep_lab.storage import read_lines
 from which_text import text_of_shards
 
 FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"

@@ -10,7 +10,8 @@ one the step leaves X = −T(G). Of that T the benchmark prints γ and ν, for e
   the same batch, at the first step and at the third, which a GPU replays as a CUDA graph;
 - on matrices of the five spectra a tenth of which is new at every step, for maps that carry something
   from step to step;
-- on the momentum of a real GPT, recorded at every step from the first on, as these maps need it.
+- on the momentum of a real GPT, recorded at every step from the first on, as these maps need it;
+- on a GPU also on matrices of 2048 and 4096 rows, for the head of 512 columns that an 8B layer takes.
 
 Δγ is γ minus that of Algorithm 1 in float64 with the same rank and one power iteration. It is negative
 where the applied update is better.
@@ -42,6 +43,8 @@ SPECTRA: dict[str, Callable[[Tensor], Tensor]] = {
     "sixteen spikes": lambda k: torch.where(k <= 16, 1.0, 1e-3),
     "half rank": lambda k: torch.where(k <= len(k) // 2, k**-0.5, 0.0),
 }
+WIDE, WIDE_RANK = (2048, 4096), 504
+"""Sides of square matrices that are measured on a GPU only, and the rank of their sketch, ℓ = 512."""
 ROWS = ", rows normalized"
 """How the names of maps end whose T has its rows normalized."""
 
@@ -93,6 +96,14 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         "Deflated warm, a sixth, one step": ps.Deflated(sixth, flat),
         f"Deflated warm, a sixth, one step{ROWS}": ps.Deflated(sixth, flat),
     }
+
+
+def wide_maps() -> dict[str, ps.PolarMap]:
+    """The maps under test on the matrices of :data:`WIDE`; ℓ is an eighth of 4096 rows."""
+    head = ps.LowRank(WIDE_RANK, 8, sketch=ps.Warm(), inner=INNER, always_sketch=True)
+    lifted = ps.Deflated(head, ps.NewtonSchulz(1, "flat"))
+    names = ("Deflated warm, ℓ = 512, one step", "Deflated warm, ℓ = 512, scaled")
+    return {names[0]: lifted, f"{names[0]}{ROWS}": lifted, names[1]: ps.Deflated(head)}
 
 
 def of_spectrum(spectrum: Callable[[Tensor], Tensor], m: int, n: int, g: torch.Generator) -> Tensor:
@@ -205,6 +216,18 @@ def report(what: str, name: str, measured: Sequence[tuple[float, float, float]])
     )
 
 
+def report_synthetic(
+    m: int, n: int, rank: int, tested: dict[str, ps.PolarMap], device: torch.device
+) -> None:
+    """Print what maps do to matrices of every spectrum, at the first step and the third."""
+    matrices = synthetic(m, n)
+    cases = {name: Case(M, rank, device) for name, M in matrices.items()}
+    for name, polar in tested.items():
+        first, _, third = applied(name, polar, [matrices] * 3, device)
+        for what, case in cases.items():
+            report(f"{what}, {m}×{n}", name, [case.measure(T[what]) for T in (first, third)])
+
+
 def main() -> None:
     """Print the table; an update that is not finite, or not zero for a zero gradient, is an error."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -215,12 +238,10 @@ def main() -> None:
     short, rank, steps, width = (128, 32, 3, 256) if options.quick else (768, 200, 40, 512)
     print(machine(device))
     for m, n in ((short, short), (short, 4 * short)):
-        matrices = synthetic(m, n)
-        cases = {name: Case(M, rank, device) for name, M in matrices.items()}
-        for name, polar in maps(rank, short).items():
-            first, _, third = applied(name, polar, [matrices] * 3, device)
-            for what, case in cases.items():
-                report(f"{what}, {m}×{n}", name, [case.measure(T[what]) for T in (first, third)])
+        report_synthetic(m, n, rank, maps(rank, short), device)
+    if device.type == "cuda" and not options.quick:
+        for side in WIDE:
+            report_synthetic(side, side, WIDE_RANK, wide_maps(), device)
     followed = turning(short, 2 * short, steps=6)
     turned = [{name: Case(M, rank, device) for name, M in each.items()} for each in followed]
     made = maps(rank, short)

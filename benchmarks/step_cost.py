@@ -48,7 +48,7 @@ import torch
 # With --beside this script also measures earlier versions of the package. In all its parts, modules
 # that those versions may lack are imported where they are used.
 import polarstep as ps
-from polarstep.storage import read_json, write_json
+from polarstep_lab.storage import read_json, write_json
 from step_beside import PACKAGE, beside
 from step_phases import floor, phases, rates
 from step_sweeps import exponent, sweeps

@@ -10,7 +10,7 @@ from matplotlib import color_sequences
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator
 
-from polarstep.storage import write_atomically
+from polarstep_lab.storage import write_atomically
 from step_sweeps import exponent
 
 TAB20 = color_sequences["tab20"]

@@ -28,8 +28,8 @@ from differences import percent
 from every_second import EverySecond
 from frontier import append, schedule
 from kept_weight import KeptWeight
-from polarstep.storage import read_lines
 from polarstep_lab.models.gpt import GPT, GPTConfig
+from polarstep_lab.storage import read_lines
 from which_text import check_one_text, text_of_tokens
 
 WIDTH, LAYERS, LENGTH, SEQUENCES, STEPS = 96, 4, 64, 16, 400

@@ -38,7 +38,7 @@ from pages.records.quality import (
     quality,
 )
 from polarstep import LowRank
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from step_optimizers import maps
 from step_workloads import WORKLOADS
 
@@ -104,13 +104,18 @@ def _unsketched(load: str, device: str) -> bool:
 
 
 def accuracy_table(record: Path) -> str:
-    """γ on recorded momentum, the largest Δγ and the largest ν of each map, from step_accuracy.py."""
+    """γ on recorded momentum, the largest Δγ and the largest ν of each map, from step_accuracy.py.
+
+    Maps that were measured on wide matrices alone have no γ on recorded momentum.
+    """
     rows, table = applied(record), []
     for name in dict.fromkeys(row.name for row in rows):
         mine = [row for row in rows if row.name == name]
-        (real,) = (row for row in mine if row.matrices.startswith("recorded"))
+        real = [row for row in mine if row.matrices.startswith("recorded")]
+        assert len(real) <= 1, name
         delta, nu = max(row.delta for row in mine), max(row.nu for row in mine)
-        cells = [f"{real.median:.3f} ({real.largest:.3f})", f"{delta:.3f}", f"{nu:.3f}"]
+        gamma = f"{real[0].median:.3f} ({real[0].largest:.3f})" if real else "—"
+        cells = [gamma, f"{delta:.3f}", f"{nu:.3f}"]
         table.append([name, *(cell.replace("-", "−") for cell in cells)])
     return markdown(_first_left("map", "γ, median (largest)", "largest Δγ", "largest ν"), table)
 

@@ -20,7 +20,7 @@ from pages.claims import made
 from pages.figures import FIGURES
 from pages.results import results_tables
 from pages.tables import TABLES
-from polarstep.storage import write_atomically
+from polarstep_lab.storage import write_atomically
 
 PAGES = ("README.md", *(f"docs/{page.name}" for page in sorted((ROOT / "docs").glob("*.md"))))
 RESULTS = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)

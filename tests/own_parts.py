@@ -47,9 +47,6 @@ class Leading(ps.PolarMap):
         new = normalize(M.mT @ u, dim=-2)
         return Polar(M, u @ new.mT), Carry(v=torch.where(new.any(-2, keepdim=True), new, v))
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw())[0].dense
-
     def flops(self, m: int, n: int) -> int:
         return 6 * m * n
 
@@ -87,9 +84,6 @@ class Steady(ps.PolarMap):
         average.copy_(mixed)
         short = (average / norm.clamp_min(1e-30)).clamp_max(1)
         return Polar(M, self.inner.as_computed(M) * short.to(M.dtype)), carry
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw())[0].dense
 
     def flops(self, m: int, n: int) -> int:
         return self.inner.flops(m, n)

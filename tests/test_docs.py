@@ -190,6 +190,7 @@ STATED = {
         "CC BY-SA 3.0",
         "Python 3.11",
         "torch 2.9",
+        "compute capability 8.0",
     ),
     "rates and momenta that were set": (
         "(0.1)",

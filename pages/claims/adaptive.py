@@ -10,7 +10,7 @@ from differences import Change, percent
 from frontier import LENGTH, SEQUENCES
 from pages import ROOT
 from pages.claims.words import claim
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from which_text import check_one_text
 
 ADAPTIVE = "results/adaptive"

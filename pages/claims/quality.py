@@ -25,8 +25,8 @@ from pages.records.quality import (
     quality,
 )
 from pages.records.runs import FULL, SKETCHED, accuracy, tokens_of
-from polarstep.storage import read_lines
 from polarstep_lab.paper import TABLE_2
+from polarstep_lab.storage import read_lines
 
 
 def versus_full(trained: tuple[str, float]) -> str:

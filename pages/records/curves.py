@@ -15,7 +15,7 @@ from frontier import CHOICE, identity
 from pages import ROOT
 from pages.records.maps import peers, short_name, weighed
 from pages.records.quality import BASE, records
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from which_text import check_one_text
 
 CURVES = "results/frontier/curves.jsonl"

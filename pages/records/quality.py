@@ -14,7 +14,7 @@ from functools import cache
 from differences import Change, percent
 from frontier import CHOICE, FULL, LENGTH, SEQUENCES, STEPS, Row, best_rate, of_shape, reported
 from pages import ROOT
-from polarstep.storage import read_lines
+from polarstep_lab.storage import read_lines
 from which_text import check_one_text
 
 RUNS = "results/frontier/runs.jsonl"

@@ -143,20 +143,26 @@ class MatrixView:
         """Whether every matrix is a rectangle of a stored matrix, of some of its rows and columns."""
         return self.repeats == 1 or len(self.split) == 1
 
-    def corners(self, block: int) -> list[int]:
+    def corners(self, block: int) -> tuple[int, ...]:
         """Where the matrices of a block begin, in entries from the first one (:attr:`in_rectangles`).
 
         >>> MatrixView.of((4, 6), layout="transposed", split_sizes=(2, 2, 2)).corners(0)
-        [0, 2, 4]
+        (0, 2, 4)
         >>> MatrixView.of((2, 3, 6), split_sizes=(1, 2), split_columns=(4, 2)).corners(3)
-        [10, 28]
+        (10, 28)
         """
+        return self._corners[block]
+
+    @cached_property
+    def _corners(self) -> tuple[tuple[int, ...], ...]:
+        """:meth:`corners` of every block; a step needs them whenever gradients have moved."""
         assert self.in_rectangles
         outputs, inputs = ([0, *accumulate(sizes)][:-1] for sizes in (self.split, self.columns))
         pairs = [(j, i) if self.transposed else (i, j) for i in outputs for j in inputs]
         within = [row * self.cols + column for row, column in pairs]
-        within = within if len(self.shapes) == 1 else [within[block]]
-        return [b * self.rows * self.cols + first for b in range(self.batch) for first in within]
+        blocks = [within] if len(self.shapes) == 1 else [[first] for first in within]
+        firsts = [b * self.rows * self.cols for b in range(self.batch)]
+        return tuple(tuple(b + first for b in firsts for first in each) for each in blocks)
 
     @property
     def runs(self) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 A file is written beside its target, forced to disk and renamed over the target. A rename within a
 folder is atomic, so a process killed at any moment leaves a complete file. Logs are the exception:
-lines are appended one by one, and a resumed run cuts its log back to a known length.
+lines are appended one by one.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = [
-    "JsonLines",
-    "StorageError",
-    "read_json",
-    "read_lines",
-    "refuse_unwritable",
-    "to_json",
-    "write_atomically",
-    "write_json",
-]
+__all__ = ["JsonLines", "NoRoomError", "StorageError", "read_lines", "to_json", "write_atomically"]
 
 
 class StorageError(RuntimeError):
     """Something on disk could not be written or read; the message says what to do about it."""
+
+
+class NoRoomError(StorageError):
+    """A file found no room; ``told`` is the part of the message that says which, and how to make it."""
+
+    told = ""
 
 
 def write_atomically(
@@ -60,26 +57,9 @@ def write_atomically(
     _sync_folder(path.parent)
 
 
-def refuse_unwritable(path: Path, option: str) -> None:
-    """Raise if :func:`write_atomically` could not write to ``path``, which ``option`` gave.
-
-    For programs that run long before they write. This writes nothing, so it does not see a full disk.
-    """
-    folder = next(place for place in path.parents if place.exists())
-    if path.is_dir():
-        reason = f"{path} is a folder, expected a file"
-    elif not folder.is_dir():
-        reason = f"{folder} is a file, expected a folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        reason = f"{folder} is a folder that cannot be written to"
-    else:
-        return
-    raise StorageError(f"{path} cannot be written, {reason}: choose another {option}")
-
-
 @contextmanager
 def _explaining_lack_of_room(path: Path) -> Iterator[None]:
-    """Raise a :class:`StorageError` if a write to ``path`` in this block finds no room."""
+    """Raise a :class:`NoRoomError` if a write to ``path`` in this block finds no room."""
     try:
         yield
     except Exception as error:
@@ -88,24 +68,23 @@ def _explaining_lack_of_room(path: Path) -> Iterator[None]:
         raise
 
 
-def _no_room(path: Path, error: BaseException) -> StorageError | None:
+def _no_room(path: Path, error: BaseException) -> NoRoomError | None:
     """The error to raise if a write to ``path`` failed for lack of room; else ``None``."""
     number = error.errno if isinstance(error, OSError) else None
     if number in (errno.ENOSPC, errno.EDQUOT):
-        return StorageError(
-            f"no space left to write {path}: free some disk space, then run the same command again, "
-            "`polarstep run` with --resume; everything written before is intact"
-        )
-    if number == errno.EFBIG:
-        return StorageError(
+        told = f"no space left to write {path}: free some disk space"
+    elif number == errno.EFBIG:
+        told = (
             f"{path} would be larger than a file may be here: raise the limit of the shell "
-            "(`ulimit -f unlimited`), or write to a file system that takes larger files; then run "
-            "the same command again, `polarstep run` with --resume; everything written before is "
-            "intact"
+            "(`ulimit -f unlimited`), or write to a file system that takes larger files"
         )
-    # torch.save turns a short write into a RuntimeError and keeps the OSError as its context.
-    context = error.__cause__ or error.__context__
-    return None if context is None else _no_room(path, context)
+    else:
+        # torch.save turns a short write into a RuntimeError and keeps the OSError as its context.
+        context = error.__cause__ or error.__context__
+        return None if context is None else _no_room(path, context)
+    found = NoRoomError(f"{told}; everything written before is intact")
+    found.told = told
+    return found
 
 
 def _sync_folder(folder: Path) -> None:
@@ -136,31 +115,6 @@ def to_json(value: Any) -> Any:
     return value
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` to ``path`` as indented JSON, atomically."""
-    text = json.dumps(to_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def read_json(path: Path) -> Any:
-    """The content of a JSON file, or an error that names the file and the place of the fault."""
-    try:
-        text = path.read_text(encoding="utf-8")
-        return json.loads(text, parse_float=_finite, parse_constant=_finite)
-    except FileNotFoundError:
-        raise StorageError(f"{path} does not exist") from None
-    except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is not valid JSON: {error}") from error
-
-
-def _finite(number: str) -> float:
-    """The value of a number in a JSON text, which must be finite, as in all settings and results."""
-    value = float(number)
-    if not math.isfinite(value):
-        raise ValueError(f"{number} is not a finite number")
-    return value
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The objects of a JSONL file, without an incomplete last line; empty if there is no file."""
     if not path.exists():
@@ -186,19 +140,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 class JsonLines:
     """A log of one JSON object per line; each line is handed to the operating system at once.
 
-    An existing log is cut back to its first ``length`` bytes: a run resumed from a checkpoint drops
-    the lines written after the checkpoint and writes them again.
+    An existing log is cut back to its first ``length`` bytes.
     """
 
     def __init__(self, path: Path, length: int = 0) -> None:
         """Open ``path`` for appending after its first ``length`` bytes."""
         self.path = path
-        size = path.stat().st_size if path.exists() else 0
-        if size < length:
-            raise StorageError(
-                f"{path} has {size} bytes but the checkpoint was taken when it had {length}: the "
-                "log was cut or replaced; start the run anew with --force"
-            )
         # Unbuffered: a buffer would repeat a failed write when the log is closed, and the second
         # error would hide the first.
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)

@@ -20,11 +20,11 @@ import pydantic
 from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 from pydantic.dataclasses import dataclass
 
-from polarstep.storage import to_json
 from polarstep_lab.methods import Method, find_method
 from polarstep_lab.models.convnet import ConvNetConfig
 from polarstep_lab.models.gpt import GPTConfig
 from polarstep_lab.paper import Benchmark
+from polarstep_lab.storage import to_json
 from polarstep_lab.structure import ConfigError, explain, set_at
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from polarstep.storage import read_json
 from polarstep_lab.methods import METHODS
+from polarstep_lab.storage import read_json
 from polarstep_lab.suites.suite import PlannedRun, comparison_runs
 
 __all__ = ["RECIPE", "SEEDS", "Tuning", "demo_runs", "tuning_budget"]

@@ -284,6 +284,27 @@ def test_rows_are_appended_after_the_last_complete_line(tmp_path):
         read_rows(tmp_path / "another.jsonl")
 
 
+def test_rows_may_be_freed_during_a_run(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    X = torch.nn.Parameter(torch.eye(4))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    with Monitor(optimizer, every=1, jsonl=path, tail=False) as monitor:
+        for _ in range(3):
+            monitor.rows.clear()
+            X.grad = torch.eye(4)
+            optimizer.step()
+    assert [row["step"] for row in monitor.rows] == [2]
+    assert [row["step"] for row in read_rows(path)] == [0, 1, 2]
+
+
+def test_hooks_of_all_ranks_are_forgotten_when_they_are_removed():
+    optimizer = ps.Muon([torch.nn.Parameter(torch.eye(4))])
+    for _ in range(5):
+        optimizer.register_polar_hook(lambda bucket: None, everywhere=True).remove()
+    kept = [optimizer.register_polar_hook(lambda bucket: None, everywhere=True) for _ in range(2)]
+    assert optimizer._everywhere == {handle.id for handle in kept}
+
+
 @pytest.mark.parametrize(("every", "error"), [(0, ValueError), (1.5, TypeError), ("2", TypeError)])
 def test_a_bad_number_of_steps_is_refused(every, error):
     optimizer = ps.Muon([torch.nn.Parameter(torch.eye(4))])

@@ -1,4 +1,4 @@
-"""A rank takes its part of a state that a checkpoint of an earlier version holds whole."""
+"""A rank takes its part of a carry that was made whole, as another plan had left it in other parts."""
 
 from __future__ import annotations
 

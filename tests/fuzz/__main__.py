@@ -21,8 +21,8 @@ import torch
 from tests.fuzz import checkpoints, configurations, contracts, directories
 from tests.fuzz.cases import Choices, Outcome, Violation
 
-from polarstep.storage import write_json
 from polarstep_lab.records.environment import describe_environment
+from polarstep_lab.storage import write_json
 
 __all__ = ["KINDS", "kind_of", "main", "run_case"]
 

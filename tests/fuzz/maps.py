@@ -92,7 +92,7 @@ def _deflated(choose: Choices) -> Deflated:
         NewtonSchulz(1, "flat"),
         NewtonSchulz(1, "cubic"),
         NewtonSchulz(2, ((1.5, -0.5), (1.875, -1.25, 0.375))),
-        NewtonSchulz(2, "quintic", form="gram"),
+        NewtonSchulz(2, "quintic"),
         NewtonSchulz(2, "jordan"),
     )
     return Deflated(_low_rank(choose), rest, _inner(choose))

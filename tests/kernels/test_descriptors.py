@@ -18,7 +18,7 @@ def test_hopper_is_the_first_gpu_with_descriptors(
     has_them: bool,
 ) -> None:
     monkeypatch.setattr(descriptors, "interpreted", lambda: False)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(descriptors, "capability", lambda _: capability)
     assert descriptors.describable(torch.zeros(4, 8, device=device)) == has_them
 
 
@@ -69,8 +69,7 @@ def test_tiles_of_16_bits_need_the_shared_memory_of_a_server_gpu(
 
     monkeypatch.setattr(product, "FEWEST_TILES", 0)
     monkeypatch.setattr(descriptors, "interpreted", lambda: False)
-    monkeypatch.setattr(torch.version, "hip", None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(descriptors, "capability", lambda _: capability)
     X = torch.zeros(1, DESCRIPTORS_FROM, 16, dtype=torch.bfloat16, device=device)
     assert _suits_descriptors(X, X.mT) == fits
     assert _suits_descriptors(X.to(FLOAT8), X.to(FLOAT8).mT)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+import gc
 import weakref
 from typing import Any
 
 import pytest
 import torch
-from tests.own_parts import Run, sketched
+from tests.operations import Operations
+from tests.own_parts import WITH_STATE, Run, sketched
+from torch import Tensor
 
 import polarstep as ps
+from polarstep.optim.stepping import replay, replay_plan
+from polarstep.optim.stepping.by_tables import has_momentum_like, lies_like
 
 SKETCHED = sketched(ps.Gaussian())
 
@@ -120,3 +126,215 @@ def test_parameters_that_were_moved_are_no_longer_where_the_plan_has_them(
             optimizer.step()
         ends.append(p.detach().float())
     assert torch.allclose(*ends, atol=2e-2)
+
+
+def gradient(p: Tensor, step: int) -> Tensor:
+    values = torch.randn(p.shape, generator=torch.Generator().manual_seed(step))
+    return torch.empty_like(p).copy_(values)
+
+
+def shifted(G: Tensor) -> Tensor:
+    """G eight bytes after an address that is a multiple of 16, as it may lie in a bucket of DDP."""
+    room = G.new_empty(G.numel() + 2)[2:].view(G.shape)
+    assert room.data_ptr() % 16 == 8
+    return room.copy_(G)
+
+
+def strided(G: Tensor) -> Tensor:
+    return G.mT.contiguous().mT
+
+
+@pytest.mark.parametrize("how", ["in another order", "gone"])
+def test_momentum_that_was_replaced_between_two_steps(device: torch.device, how: str) -> None:
+    """A filter in ``channels_last``, and its momentum as another format of checkpoints returns it."""
+    ends = []
+    for fused in (True, False):
+        p = torch.nn.Parameter(torch.ones(16, 8, 2, 2, device=device))
+        p.data = p.data.to(memory_format=torch.channels_last)
+        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        for step in range(5):
+            if step == 3:
+                C = optimizer.state[p].pop("momentum_buffer")
+                assert not C.is_contiguous()
+                if how == "in another order":
+                    optimizer.state[p]["momentum_buffer"] = C.contiguous()
+            p.grad = gradient(p, step)
+            optimizer.step()
+            assert bool(optimizer._replayed.buckets) == fused
+        ends.append(p.detach())
+    assert (ends[0] - ends[1]).norm() <= (2e-2 if device.type == "cuda" else 1e-5) * ends[1].norm()
+
+
+def test_momentum_on_another_device_is_not_for_the_kernels(device: torch.device) -> None:
+    """They would read its address as one of their own device."""
+    p = torch.nn.Parameter(torch.eye(16, device=device))
+    elsewhere = torch.zeros(16, 16, device="meta")
+    assert elsewhere.data_ptr() % 16 == 0
+    assert lies_like(torch.zeros_like(p), p)
+    assert not lies_like(elsewhere, p)
+    assert not has_momentum_like(p, {"momentum_buffer": elsewhere})
+
+
+@pytest.mark.parametrize("first", [strided, shifted, torch.Tensor.clone])
+@pytest.mark.parametrize("later", [strided, shifted, torch.Tensor.clone])
+def test_a_gradient_that_lies_otherwise_leaves_its_parameter_with_the_kernels(
+    device: torch.device, first: Any, later: Any
+) -> None:
+    ends = []
+    for changed in (True, False):
+        params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
+        optimizer = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3))
+        for step in range(4):
+            for i, p in enumerate(params):
+                G = gradient(p, 10 * step + i)
+                p.grad = (later if step else first)(G) if changed and i else G
+            with Operations() as ops:
+                optimizer.step()
+            assert optimizer._replayed._plan.fused == [[0, 1, 2]]
+            odd = changed and (later if step else first) is not torch.Tensor.clone
+            assert ops.counts["_foreach_copy_"] == odd  # all copies of a step are one operation
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of many parameters would spend its time on addresses that are in the tables already."""
+    made, found = list[int](), replay_plan.offsets
+    monkeypatch.setattr(replay_plan, "offsets", lambda member: made.append(1) or found(member))
+    rows = replay_plan._lasting_rows
+    filled = list[int]()
+    monkeypatch.setattr(replay_plan, "_lasting_rows", lambda plan: filled.append(1) or rows(plan))
+    params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
+    optimizer, kept = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3)), []
+    for step in range(4):
+        for p in params:
+            kept.append(gradient(p, step))  # alive, so that no later one is at the same address
+            p.grad = kept[-1]
+        before = optimizer._replayed._plan.gradients
+        optimizer.step()
+        assert optimizer._replayed._plan.gradients != before
+    assert (len(made), len(filled)) == (3, 1)
+    optimizer.state[params[0]]["momentum_buffer"] = torch.zeros_like(params[0])
+    optimizer.step()
+    assert (len(made), len(filled)) == (3, 2)
+
+
+MAPS = {"full space": ps.NewtonSchulz(3), "sketched": SKETCHED, **WITH_STATE}
+
+
+def in_turn(i: int, step: int) -> bool:
+    """Whether parameter i has no gradient: the first two take turns, as with two losses."""
+    return i < 2 and step % 2 == i
+
+
+@pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+def test_plans_that_take_turns_are_kept_and_change_nothing(
+    device: torch.device, polar: ps.PolarMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each reaches the steps after which it is captured, on tensors that keep their places."""
+    run = Run.of(polar, device, nonfinite="skip").go(range(8), without=in_turn)
+    kept, places = [run.optimizer._replayed._plan, *run.optimizer._replayed._others], []
+    assert len(kept) == 2
+    for step in range(8, 14):
+        run.go([step], without=in_turn)
+        plan = run.optimizer._replayed._plan
+        assert plan is kept[(step + 1) % 2]
+        places.append([bucket.place() for bucket, _ in plan.runs])
+        assert step < 10 or places[-1] == places[-3]
+    assert all(sum(plan.replays.steps.values()) > 3 for plan in kept)
+    monkeypatch.setattr(replay, "MOST_PLANS", 1)
+    alone = Run.of(polar, device, nonfinite="skip").go(range(14), without=in_turn)
+    assert not alone.optimizer._replayed._others
+    for p, q in zip(run.params, alone.params, strict=True):
+        assert torch.equal(p, q)
+        for entry, X in run.optimizer.state[p].items():
+            assert torch.equal(X, alone.optimizer.state[q][entry])
+
+
+@pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
+def test_plans_that_come_again_at_random_change_nothing(
+    device: torch.device, polar: ps.PolarMap, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a checkpoint that is loaded, and gradients to skip, in between."""
+    drawn = torch.randint(3, (40, 2), generator=torch.Generator().manual_seed(5))
+    ends = []
+    for most in (replay.MOST_PLANS, 1):
+        monkeypatch.setattr(replay, "MOST_PLANS", most)
+        run = Run.of(polar, device, nonfinite="skip")
+        for first in (0, 10):
+            run.go(
+                range(first, first + 10),
+                without=lambda i, step: i in drawn[step],
+                spoilt=lambda i, step: i == drawn[step + 20, 0],
+            )
+            run.optimizer.load_state_dict(copy.deepcopy(run.optimizer.state_dict()))
+        ends.append(run)
+    for p, q in zip(ends[0].params, ends[1].params, strict=True):
+        assert torch.equal(p, q)
+
+
+def test_plans_that_do_not_come_again_are_dropped(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their carries and graphs would take memory: of layers left out at random, and of a first phase."""
+    run = Run.of(ps.NewtonSchulz(1), device)
+    for step in range(4):
+        run.go([step], without=lambda i, step: i == step)
+        assert not run.optimizer._replayed._others
+    monkeypatch.setattr(replay, "STEPS_WITHOUT", 5)
+    run.go(range(4, 8))
+    assert not run.optimizer._replayed._others
+    run.go(range(8, 12), without=lambda i, step: i == 0)
+    assert len(run.optimizer._replayed._others) == 1  # the plan with all parameters
+    run.go(range(12, 14), without=lambda i, step: i == 0)
+    assert not run.optimizer._replayed._others
+
+
+@pytest.mark.parametrize(
+    ("polar", "counts"),
+    [
+        (ps.NewtonSchulz(1), [3]),
+        (sketched(ps.Warm()), [3]),
+        (SKETCHED, [2, 1]),  # whose numbers are a function of the step
+    ],
+    ids=["full space", "warm", "Gaussian"],
+)
+def test_a_group_that_was_added_later_is_in_the_buckets_of_the_others(
+    device: torch.device, polar: ps.PolarMap, counts: list[int]
+) -> None:
+    ends = []
+    for fused in (True, False):
+        params = [torch.nn.Parameter(torch.eye(12, 20, device=device)) for _ in range(3)]
+        optimizer = ps.Muon(params[:2], lr=0.1, polar=polar, fused=fused)
+        for step in range(5):
+            if step == 2:
+                optimizer.add_param_group({"params": params[2:], "algorithm": "muon"})
+            for i, p in enumerate(params):
+                p.grad = gradient(p, 10 * step + i)
+            optimizer.step()
+        found = [bucket.count for bucket in optimizer._replayed.buckets.values()]
+        assert found == (counts if fused else [])
+        ends.append(torch.stack([p.detach() for p in params]))
+    assert (ends[0] - ends[1]).norm() <= (0.1 if device.type == "cuda" else 1e-4) * ends[1].norm()
+
+
+def test_parameters_that_were_taken_out_of_a_group_are_let_go(device: torch.device) -> None:
+    params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(2)]
+    optimizer = ps.Muon(params, polar=ps.NewtonSchulz(1))
+
+    def step() -> None:
+        for p in params:
+            p.grad = torch.ones_like(p)
+        optimizer.step()
+
+    for _ in range(3):
+        step()
+    gone = weakref.ref(params[1])
+    optimizer.state.pop(params.pop())
+    optimizer.param_groups[0]["params"].pop()
+    step()
+    gc.collect()
+    assert gone() is None
+    assert optimizer._replayed.buckets

@@ -140,7 +140,7 @@ def test_a_fused_step_is_the_plain_one(
 def test_v_of_bfloat16_parameters_is_kept_in_float32(
     device: torch.device, saved: torch.dtype, skips: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """v = 1 goes to 0.999, which is 1 in bfloat16; an old checkpoint has it in bfloat16."""
+    """v = 1 goes to 0.999, which is 1 in bfloat16; other code may have cast it to bfloat16."""
     ops = type(products.of(device))
     monkeypatch.setattr(ops, "dtype", lambda self, given: torch.bfloat16)  # M, as on a GPU
     p = torch.nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device=device))

@@ -12,8 +12,8 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep.polar import Carry, Draw
-from polarstep.storage import read_lines
 from polarstep_lab.data.corpus import corpus_tokens
+from polarstep_lab.storage import read_lines
 
 ROOT = Path(__file__).parents[2]
 ROWS, COLUMNS, MEAN = 48, 80, 8

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from polarstep.storage import read_lines
 from polarstep_lab.data.shards import digest_of, write_shard
 from polarstep_lab.models import gpt
+from polarstep_lab.storage import read_lines
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 
 from polarstep.polar import auto
 from polarstep.polar.cost import DEVICES
-from polarstep.storage import StorageError, read_lines
 from polarstep_lab.cli import app
 from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.config import RunConfig
@@ -31,6 +30,7 @@ from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
+from polarstep_lab.storage import StorageError, read_lines
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import build_polar, optimizer_gflops

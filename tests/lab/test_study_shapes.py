@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from polarstep.storage import JsonLines, read_lines
+from polarstep_lab.storage import JsonLines, read_lines
 
 ROOT = Path(__file__).parents[2]
 

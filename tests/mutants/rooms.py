@@ -71,7 +71,8 @@ ROOMS = {
     "convert": Room("tests/test_convert.py", 45, ("convert",)),
     "torch_compile.py": _file("torch_compile", 10),
     "cuda_graphs.py": _file("cuda_graphs", 20),
-    "autocast.py": _file("autocast", 10),
+    "undisturbed.py": _file("undisturbed", 15),
+    "float64.py": Room("tests/test_apple.py", 10, ("float64.py",)),
     # The next two take minutes for a mutant: processes are started, kernels are interpreted.
     "distributed": _folder("distributed", 20),
     "kernels": Room(

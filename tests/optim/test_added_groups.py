@@ -18,7 +18,8 @@ from tests.spectra import gaussian
 from torch import nn
 from torch.nn import Parameter
 
-from polarstep import SGD, AdamW, LowRank, Muon, NormalizedRows, muon_for
+from polarstep import SGD, AdamW, LowRank, Muon, NewtonSchulz, NormalizedRows, muon_for
+from polarstep.polar import Warm
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:
@@ -48,6 +49,38 @@ def test_vectors_are_an_error_for_a_new_optimizer_and_adamws_for_an_old_one():
     backward(layer)
     optimizer.step()
     assert all(not torch.equal(p, q) for p, q in zip(layer.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("polar", "batches"),
+    [
+        (NewtonSchulz(3), [[(3, 3)], [(4, 3)]]),
+        # The first step of a warm sketch starts from nothing, and later ones from the last step's.
+        (LowRank(4, 2, sketch=Warm(), always_sketch=True), [[(3, 2), (0, 1)], [(4, 3)]]),
+        # The numbers of a sketch are a function of the step.
+        (LowRank(4, 2, always_sketch=True), [[(3, 2), (0, 1)], [(4, 2), (1, 1)]]),
+    ],
+    ids=["full space", "warm", "Gaussian"],
+)
+def test_matrices_of_a_group_that_was_added_later_are_in_one_batch_with_the_others(polar, batches):
+    """Unless they need other random numbers. A hook sees the larger number of steps."""
+    params = [Parameter(gaussian(8, 12, seed=i)) for i in range(3)]
+    optimizer, seen = Muon(params[:2], polar=polar), []
+    optimizer.register_polar_hook(lambda bucket: seen.append((bucket.step, len(bucket.M))))
+    twin = Parameter(params[2].detach().clone())
+    alone = Muon([twin], polar=polar)
+    for step in range(5):
+        for i, p in enumerate(params):
+            p.grad = gaussian(8, 12, seed=10 * step + i)
+        if step == 3:
+            optimizer.add_param_group({"params": params[2:], "algorithm": "muon"})
+        seen.clear()
+        optimizer.step()
+        if step >= 3:
+            twin.grad = params[2].grad.clone()
+            alone.step()
+            assert seen == batches[step - 3]
+            assert torch.allclose(params[2], twin, rtol=0, atol=1e-12)
 
 
 def test_a_group_with_a_rule_of_its_own_is_taken_as_it_is():

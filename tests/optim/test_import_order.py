@@ -22,7 +22,7 @@ LEVELS = (
     {"muon"},
     {"alike", "checkpoints", "over_ranks"},
     {"guards"},
-    {"routing", "added", "given"},
+    {"routing", "added", "given", "names", "rates"},
     {
         "distributed.carries",
         "distributed.local",
@@ -38,7 +38,7 @@ LEVELS = (
     {"stepping"},
     {"options"},
     {"groups", "elementwise"},
-    {"elementwise_rule", "misnamed", "scaling", "transforms"},
+    {"elementwise_rule", "flattened", "misnamed", "scaling", "transforms"},
     {
         "distributed.gather",
         "distributed.layout",

@@ -192,6 +192,35 @@ def test_step_and_state_dict_hooks():
     assert calls == ["before", "after", "before", "after", "load"]
 
 
+def test_a_hook_after_loading_has_the_last_word():
+    """Momentum in a precision of its own was written once more after the hooks."""
+    w = torch.nn.Parameter(torch.ones(4, 6, dtype=torch.bfloat16))
+    optimizer = Muon([w], momentum_dtype=torch.float32)
+    w.grad = torch.full_like(w, 1 / 3)
+    optimizer.step()
+    content, seen = optimizer.state_dict(), []
+
+    def reset(opt):
+        momentum = opt.state[w]["momentum_buffer"]
+        seen.append(momentum.clone())
+        momentum.zero_()
+
+    optimizer.register_load_state_dict_post_hook(reset)
+    optimizer.load_state_dict(content)
+    assert seen[0].dtype == torch.float32
+    assert torch.equal(seen[0], content["state"][0]["momentum_buffer"])
+    assert not optimizer.state[w]["momentum_buffer"].any()
+
+
+def test_a_hook_after_saving_gets_plain_data_and_may_return_anything():
+    optimizer, seen = optimizer_of(model(), polar=Exact()), []
+    optimizer.register_state_dict_post_hook(lambda _, content: seen.append(content))
+    optimizer.register_state_dict_post_hook(lambda _, content: {"optimizer": content})
+    assert optimizer.state_dict()["optimizer"] is seen[0]
+    assert all(group.get("polar", "{").startswith("{") for group in seen[0]["param_groups"])
+    assert len(optimizer._optimizer_state_dict_post_hooks) == 2
+
+
 def test_add_param_group_later():
     net = model()
     optimizer = Muon([net[0].weight], lr=0.1, polar=Exact())
@@ -235,7 +264,7 @@ def test_copies_go_on_alike(copier):
     assert repr(twin)
 
 
-def test_pickles_of_earlier_versions_find_the_modules_they_name():
+def test_a_pickle_names_the_modules_that_cannot_move():
     """These modules cannot move, or need an alias: polarstep.optim.checkpoints says so, too."""
     net = model()
     net[-1].requires_grad_(False)
@@ -249,7 +278,7 @@ def test_pickles_of_earlier_versions_find_the_modules_they_name():
             return super().find_class(module, name)
 
     Reading(io.BytesIO(pickle.dumps(optimizer))).load()
-    ours = {"muon", "added", "elementwise", "transforms", "routing.routes"}
+    ours = {"muon", "rates", "elementwise", "transforms", "routing.known_model", "routing.routes"}
     found = {name.removeprefix("polarstep.optim.") for name in named if "polarstep.optim" in name}
     assert found == ours
     assert all(f"``optim.{name}``" in checkpoints.__doc__ for name in ours)

@@ -129,6 +129,7 @@ def test_bad_parameters(params, error, message):
         ),
         ({"algorithm": "adamw", "wd": 0.1}, r"option 'wd'.*'adamw': did you mean 'weight_decay'\?"),
         ({"ns_steps": 5}, r"option 'ns_steps'.*did you mean 'polar'\?"),
+        ({"steps": 5}, r"option 'steps'.*did you mean 'polar'\?"),
         ({"adjust_lr": "rms_norm"}, r"option 'adjust_lr'.*did you mean 'lr_scale'\?"),
         ({"flatten": True}, r"option 'flatten'.*did you mean 'layout'\?"),
         ({"cautious_wd": True}, r"option cautious_wd=True.*weight decay here is without it"),
@@ -159,6 +160,22 @@ def test_bad_groups(group, message):
     with pytest.raises(ValueError, match=message):
         optimizer.add_param_group({"params": [matrix()], **group})
     assert len(optimizer.param_groups) == 1
+
+
+def test_the_count_of_steps_is_no_option_to_give():
+    with pytest.raises(ValueError, match="expected some of") as error:
+        Muon([{"params": [matrix()], "wd": 0.1}])
+    assert "split_sizes, " in str(error.value)
+    assert "step," not in str(error.value)
+
+
+@pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay", "lr_factor"])
+def test_a_truth_value_is_no_number(option):
+    with pytest.raises(TypeError, match=f"{option}=False: expected a"):
+        Muon([matrix()], **{option: False})
+    if option != "lr_factor":
+        with pytest.raises(TypeError, match=f"{option}=True: expected a"):
+            SGD(**{option: True})
 
 
 def test_bad_calls():

@@ -8,11 +8,15 @@ from contextlib import nullcontext
 
 import pytest
 import torch
+from tests.operations import Operations
+from tests.own_parts import SignDescent
 from tests.spectra import gaussian
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import LowRank, Muon, NewtonSchulz
+from polarstep.optim.stepping import elementwise_step, magnitude
+from polarstep.optim.stepping.collect import collect
 from polarstep.polar import Warm
 
 POLARS = [
@@ -154,3 +158,90 @@ def test_nothing_waits_for_the_device(polar, nonfinite, monkeypatch):
             optimizer.step()
     with NoSync(), pytest.raises(AssertionError, match="waits for the device"):
         params[0].sum().item()
+
+
+def launches_of_a_step(count: int, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Operations of a step on ``count`` vectors of two sizes, found finite as on a GPU."""
+    monkeypatch.setattr(magnitude, "by_norms", lambda device: True)
+    params = [Parameter(torch.ones(5 + i % 2)) for i in range(count)]
+    optimizer = Muon([{"params": params, "algorithm": algorithm}], nonfinite="skip")
+    for _ in range(2):  # the first step makes the states
+        give_gradients(params, 0, spoil=(1,))
+        with Operations() as ops:
+            optimizer.step()
+    assert optimizer.state[params[1]].keys() == optimizer.state[params[0]].keys()
+    assert torch.equal(params[1], torch.ones(6))
+    assert not torch.equal(params[0], torch.ones(5))
+    return ops.launches
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+def test_many_vectors_take_as_many_launches_as_a_few(algorithm, monkeypatch):
+    few, many = (launches_of_a_step(count, algorithm, monkeypatch) for count in (4, 100))
+    assert many == few < 40
+
+
+def test_a_rule_that_may_look_at_all_gradients_is_called_for_one_parameter_at_a_time(monkeypatch):
+    """With the gradient of a skipped parameter beside it, its other parameters could become NaN."""
+    calls, update = [], SignDescent.update
+
+    def counted(group, params, *rest, **options):
+        calls.append(len(params))
+        update(group, params, *rest, **options)
+
+    monkeypatch.setattr(SignDescent, "update", staticmethod(counted))
+    params = [Parameter(torch.ones(5)) for _ in range(3)]
+    optimizer = Muon([{"params": params, "algorithm": SignDescent.algorithm}], nonfinite="skip")
+    give_gradients(params, 0)
+    optimizer.step()
+    assert calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_parameters_that_are_stepped_together_step_as_they_would_alone(
+    algorithm, dtype, monkeypatch
+):
+    """To the last bit, with empty parameters and filters in ``channels_last`` among them."""
+    ends = []
+    shapes = [(5,), (1,), (64,), (6, 7), (5,), (4, 3, 2, 2), (33,), (0,)]
+    for most in (elementwise_step.MOST_TOGETHER, 70, 0):
+        monkeypatch.setattr(elementwise_step, "MOST_TOGETHER", most)
+        params = [Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
+        params[5].data = params[5].data.to(memory_format=torch.channels_last)
+        options = {"algorithm": algorithm, "weight_decay": 0.1, "lr": 0.1}
+        optimizer = Muon([{"params": params} | options], nonfinite="skip")
+        for step in range(4):
+            give_gradients(params, step, spoil={step, 6})
+            optimizer.step()
+        states = [optimizer.state[p][key] for p in params for key in sorted(optimizer.state[p])]
+        ends.append([p.detach() for p in params] + states)
+        assert torch.equal(params[6], torch.ones(33, dtype=dtype))
+    for other in ends[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(ends[0], other, strict=True))
+
+
+def test_flags_of_many_gradients_are_found_at_once(monkeypatch):
+    """In several precisions, empty ones too; a flag is false where an entry is NaN or infinite."""
+    ends = []
+    for by_norms in (False, True):
+        monkeypatch.setattr(magnitude, "by_norms", lambda device, by_norms=by_norms: by_norms)
+        launches = []
+        for repeats in (1, 10):
+            params = [
+                Parameter(torch.ones(shape, dtype=dtype))
+                for shape in [(3, 4), (0, 4), (5, 2)] * repeats
+                for dtype in (torch.float32, torch.bfloat16)
+            ]
+            for i, p in enumerate(params):
+                p.grad = torch.ones_like(p)
+                if p.numel() and i % 3:
+                    p.grad[-1, -1] = (math.nan, math.inf, -math.inf)[i % 5 % 3]
+            optimizer = Muon(params, nonfinite="skip")
+            with Operations() as ops:
+                work = collect(optimizer.param_groups[0])
+            launches.append(ops.launches)
+        ends.append([bool(flag) for flag in work.finite])
+        assert ends[-1] == [bool(p.grad.isfinite().all()) for p in params]
+        assert by_norms == (launches[0] == launches[1])
+    assert ends[0] == ends[1]

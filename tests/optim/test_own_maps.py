@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -223,3 +225,44 @@ def test_a_transform_that_cannot_be_a_key_is_refused_when_the_optimizer_is_made(
         ps.Muon([W], transform=own)
     with pytest.raises(TypeError, match=r"polar=.* cannot be hashed"):
         ps.Muon([W], polar=Stateful(lambda M: M, ["rows"]))
+
+
+@dataclass(frozen=True)
+class Nothing(ps.PolarMap):
+    """A map that has ``flops`` alone."""
+
+    def flops(self, m, n):
+        return 0
+
+
+@dataclass(frozen=True)
+class StepAlone(Nothing):
+    """A map with ``step`` in place of ``_polar``."""
+
+    def step(self, M, carry, draw):
+        return ps.Exact().step(M, carry, draw)
+
+
+def test_a_map_has_one_of_two_methods():
+    with pytest.raises(
+        TypeError, match=r"Nothing has neither _polar nor step: expected _polar\(self"
+    ):
+        Nothing()
+    M = gaussian(4, 6)
+    assert torch.equal(StepAlone()(M), ps.Exact()(M))
+    assert torch.equal(StepAlone()(M.mT), ps.Exact()(M.mT))
+    assert pickle.loads(pickle.dumps(StepAlone())) == copy.deepcopy(StepAlone()) == StepAlone()
+    W = torch.nn.Parameter(torch.zeros(4, 6, dtype=M.dtype))
+    W.grad = M
+    ps.Muon([W], polar=StepAlone(), lr=1.0, lr_scale="none", nesterov=False).step()
+    torch.testing.assert_close(-W.detach(), ps.Exact()(M))
+
+
+def test_a_class_without_flops_is_abstract():
+    @dataclass(frozen=True)
+    class Free(ps.PolarMap):
+        def step(self, M, carry, draw):
+            return ps.Exact().step(M, carry, draw)
+
+    with pytest.raises(TypeError, match="flops"):
+        Free()

@@ -303,6 +303,14 @@ MEMBERS = {
             r"New\.update is no static method: expected @staticmethod",
         ),
         ({"buffers": "average"}, r"buffers='average': expected a tuple of names"),
+        (
+            {"update": staticmethod(lambda group, params, grads, states: None)},
+            r"New\.update\(group.* cannot be called as a step does \(.*found_inf.*found_inf=None",
+        ),
+        (
+            {"update": staticmethod(lambda group, params, grads, states, found_inf: None)},
+            r"cannot be called as a step does \(missing a required argument: 'found_inf'\)",
+        ),
     ],
 )
 def test_wrong_members_are_refused_when_the_class_is_defined(
@@ -419,3 +427,41 @@ def test_adamw_and_sgd_are_ordinary_rules() -> None:
         assert issubclass(kind, ps.Elementwise)
         assert ELEMENTWISE[kind.algorithm] is kind
     assert inspect.isabstract(ps.Elementwise)
+
+
+@pytest.mark.parametrize(
+    "update",
+    [
+        staticmethod(lambda group, params, grads, states, **options: None),
+        classmethod(lambda cls, group, params, grads, states, found_inf=None: None),
+    ],
+)
+def test_update_may_take_found_inf_in_any_way(update: Any) -> None:
+    type(ps.Elementwise)("New", (ps.Elementwise,), MEMBERS | {"update": update})
+    assert "test-new" in ELEMENTWISE
+
+
+LAYER = nn.Linear(30, 30)
+
+
+@pytest.mark.parametrize(
+    ("given", "options"),
+    [
+        ((list(LAYER.parameters()),), {}),
+        ((LAYER.parameters(),), {"lr": 1e-3}),
+        ((), {"lr": LAYER.weight}),
+        (([("weight", LAYER.weight)],), {}),
+        (([{"params": list(LAYER.parameters())}],), {"lr": 1e-3}),
+    ],
+)
+def test_a_rule_that_is_given_parameters_says_what_it_is(given: Any, options: Any) -> None:
+    for rule, words in (
+        (ps.AdamW, "the optimizer is torch.optim.AdamW$"),
+        (ps.SGD, "the optimizer is torch.optim.SGD$"),
+        (SignDescent, "or a group of Muon$"),
+    ):
+        with pytest.raises(
+            TypeError, match=rf"^{rule.__name__} got parameters: .*{words}"
+        ) as error:
+            rule(*given, **options)
+        assert len(str(error.value)) < 250

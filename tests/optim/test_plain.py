@@ -110,12 +110,13 @@ def test_a_function_must_be_given_again(given) -> None:
         optimizer.load_state_dict(saved(lr_scale=tenth))
 
 
-def test_a_scale_that_was_a_function_of_this_package_has_a_name_now() -> None:
-    content = saved()
-    content["param_groups"][0][LR_SCALE] = json.dumps({"function": "fan_ratio"})
-    optimizer = Muon([Parameter(torch.eye(3))])
-    optimizer.load_state_dict(content)
-    assert optimizer.param_groups[0][LR_SCALE] == "fan-ratio"
+def test_an_option_that_a_class_does_not_have_is_named() -> None:
+    content = saved(polar=LowRank(2, 0))
+    packed = json.loads(content["param_groups"][0]["polar"])
+    packed["options"]["tilt"] = 3
+    content["param_groups"][0]["polar"] = json.dumps(packed)
+    with pytest.raises(ValueError, match=r"is a LowRank with tilt, .*group.pop\('polar', None\)"):
+        Muon([Parameter(torch.eye(3))]).load_state_dict(content)
 
 
 def test_a_class_that_is_not_defined_here_is_named() -> None:
@@ -126,7 +127,7 @@ def test_a_class_that_is_not_defined_here_is_named() -> None:
 
 
 def test_a_checkpoint_with_objects_loads() -> None:
-    """Checkpoints from before release 0.1 store the objects themselves."""
+    """A hook may put the groups of an optimizer into a checkpoint as they are."""
     content = saved()
     content["param_groups"][0]["polar"] = LowRank(2, 0)
     optimizer = Muon([Parameter(torch.eye(3))])
@@ -313,12 +314,12 @@ def test_the_code_of_another_python_is_not_compared_but_values_are() -> None:
         decoded(json.dumps(told), enclosing(0.25))
 
 
-def test_functions_of_an_older_checkpoint_are_known_by_name() -> None:
-    """Before 0.1 a lambda, and an object that was given a name, was stored by its name alone."""
-    for now in (enclosing(0.5), tenth, Times(1).method):
-        assert decoded(json.dumps({"function": described.path_of(now)}), now) is now
-    now = partial(times, k=0.5)
-    assert decoded(now, partial(times, k=5.0)) is now  # the object itself, as it was stored
+def test_a_function_is_known_by_its_name_alone_where_no_other_has_it() -> None:
+    """As a function of a module; a lambda shares its name with others, so a name says too little."""
+    assert decoded(json.dumps({"function": described.path_of(tenth)}), tenth) is tenth
+    now = enclosing(0.5)
+    with pytest.raises(ValueError, match="another function"):
+        decoded(json.dumps({"function": described.path_of(now)}), now)
 
 
 def test_what_changes_during_a_run_is_not_compared() -> None:

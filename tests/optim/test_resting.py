@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from tests.operations import Operations
 from tests.solvers import Solver, over_solvers
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.optim.stepping.resting import EVERY, FADED
+from polarstep.optim.stepping import magnitude
+from polarstep.optim.stepping.collect import collect
+from polarstep.optim.stepping.resting import EVERY, FADED, let_rest
 
 
 def trained(p: Tensor, optimizer: ps.Muon, gradients: list[Tensor | float]) -> list[Tensor]:
@@ -128,3 +133,82 @@ def test_other_matrices_than_before_start_with_peaks_of_their_own(monkeypatch) -
     optimizer.param_groups[0]["split_sizes"] = (4, 4, 4)
     trained(p, optimizer, random((12, 8)))
     assert optimizer.state[p]["peak"].shape == (3,)
+
+
+VIEWS: dict[str, tuple[tuple[int, ...], dict[str, Any]]] = {
+    "a matrix": ((8, 12), {}),
+    "a stack": ((3, 8, 12), {}),
+    "stored transposed": ((3, 8, 12), {"layout": "transposed"}),
+    "a filter": ((8, 4, 3, 1), {}),
+    "equal parts": ((12, 8), {"split_sizes": (4, 4, 4)}),
+    "unequal parts": ((12, 8), {"split_sizes": (8, 4)}),
+    "columns": ((12, 8), {"split_columns": (2, 2, 4)}),
+    "equal columns": ((12, 8), {"split_columns": (4, 4)}),
+    "parts in turn": ((12, 8), {"split_sizes": (2, 1), "split_repeats": 4}),
+    "columns of a stack": ((2, 12, 8), {"layout": "transposed", "split_sizes": (2, 6)}),
+}
+
+
+@pytest.mark.parametrize("by_norms", [False, True], ids=["by extremes", "by norms"])
+@pytest.mark.parametrize("momentum_dtype", [None, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("in_order", [True, False], ids=["contiguous", "strided"])
+def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
+    monkeypatch, in_order: bool, momentum_dtype: torch.dtype | None, by_norms: bool
+) -> None:
+    """C ← 0 in the matrices whose largest entry is below 1e-6 of their peak, and in no other."""
+    monkeypatch.setattr(magnitude, "by_norms", lambda device: by_norms)
+    params = {name: torch.nn.Parameter(torch.zeros(shape)) for name, (shape, _) in VIEWS.items()}
+    groups = [{"params": [params[name]]} | options for name, (_, options) in VIEWS.items()]
+    optimizer = ps.Muon(groups, momentum=1e-9, momentum_dtype=momentum_dtype)
+    works = []
+    for group, p in zip(optimizer.param_groups, params.values(), strict=True):
+        group["step"], p.grad = EVERY, torch.zeros_like(p)
+        works.append(collect(group))
+        (view,) = works[-1].views
+        C = random(tuple(p.shape), 1)[0].to(momentum_dtype or torch.float32)
+        optimizer.state[p]["momentum_buffer"] = C if in_order else C.mT.contiguous().mT
+    let_rest(works, optimizer.state)  # finds the peaks
+    for work, p in zip(works, params.values(), strict=True):
+        C, (view,) = optimizer.state[p]["momentum_buffer"], work.views
+        blocks = view.blocks(C.clone())
+        peaks = torch.cat([block.abs().amax((-2, -1)) for block in blocks])
+        assert torch.equal(optimizer.state[p]["peak"], peaks)
+        shrunk, first = [], 0
+        for block in blocks:  # every other matrix fades
+            size = torch.tensor([1e-7 if (first + k) % 2 == 0 else 1.0 for k in range(len(block))])
+            shrunk.append((block * size[:, None, None]).to(C.dtype))
+            first += len(block)
+        C.copy_(view.assemble(shrunk, C.shape))
+        optimizer.state[p]["peak"].mul_(1.0)
+        work.group["momentum"] = 1.0  # peaks do not fade
+    let_rest(works, optimizer.state)
+    for work, p in zip(works, params.values(), strict=True):
+        (view,), first = work.views, 0
+        for block in view.blocks(optimizer.state[p]["momentum_buffer"]):
+            for matrix in block:
+                assert bool(matrix.any()) == (first % 2 == 1)
+                first += 1
+
+
+def test_many_matrices_take_one_launch_each_and_a_few_for_all(monkeypatch) -> None:
+    """Where the host does not know which of them rest, as on a GPU."""
+    monkeypatch.setattr(magnitude, "by_norms", lambda device: True)
+    launches = []
+    for count in (8, 64):
+        shapes = [(24, 32), (32, 24), (3, 8, 8), (8, 4, 3, 3)]
+        with torch.device("meta"):
+            params = [torch.nn.Parameter(torch.empty(shapes[i % 4])) for i in range(count)]
+        optimizer = ps.Muon(params)
+        for p in params:
+            p.grad = torch.empty_like(p)
+            optimizer.state[p] = {"momentum_buffer": torch.empty_like(p)}
+        optimizer.param_groups[0]["step"] = EVERY
+        works = [collect(optimizer.param_groups[0])]
+        with torch.no_grad():
+            let_rest(works, optimizer.state)  # makes the peaks
+            with Operations() as ops:
+                let_rest(works, optimizer.state)
+        assert ops.counts["masked_fill_"] == count
+        stacks = count // 4
+        launches.append(ops.launches - count - stacks)  # a norm for the matrices of each stack
+    assert launches[0] == launches[1] < 20

@@ -262,6 +262,17 @@ def test_a_scaled_rest_keeps_it_in_bfloat16(sketch, monkeypatch):
     assert float(torch.tensor(found).median()) == pytest.approx(0.2, rel=0.03)
 
 
+@pytest.mark.parametrize(
+    ("power", "least", "greatest"), [(1.5, 0.199, 0.201), (2, 0.19, 0.21), (2.5, 0.16, 0.22)]
+)
+def test_a_scaled_rest_on_a_steep_spectrum_in_float32(power, least, greatest):
+    """It was 0.09 to 0.24 for k^-2.5 while QᵀQ was formed in float32, whose errors hide the rest."""
+    sigma = torch.arange(1, 193, dtype=torch.float64) ** -power
+    gradients = [with_singular_values(sigma, 192, 192, seed).float() for seed in range(6)]
+    found = updates(ps.Deflated(low_rank(40)), gradients)
+    assert least <= min(found) <= max(found) <= greatest
+
+
 @pytest.mark.parametrize("name", ["PolarExpress", "quintic", "jordan", "beyond the sides"])
 def test_in_full_space_the_scale_is_that_of_other_libraries_on_every_spectrum(name):
     """0.2·√max(m, n), with which runs of torch and Moonlight are continued; the RMS may be less."""

@@ -152,7 +152,7 @@ def test_lr_scale_is_kept_under_a_key_that_timms_schedulers_do_not_read():
     in_a_group = Muon([{"params": [weight()], "lr_scale": "rms"}])
     written_later = Muon([weight()])
     written_later.param_groups[0]["lr_scale"] = "rms"
-    old = Muon([weight()]).state_dict()  # checkpoints before release 0.1 have its own name
+    old = Muon([weight()]).state_dict()  # whoever edits a checkpoint may take the option's own name
     del old["param_groups"][0]["shape_scale"]
     old["param_groups"][0]["lr_scale"] = "rms"
     loaded = Muon([weight()])

@@ -221,6 +221,17 @@ def test_what_cannot_be_deflated(options, message):
         ps.Deflated(**options)
 
 
+@pytest.mark.parametrize(
+    "option", [{"delta": "spectral"}, {"delta": 1e9}, {"dtype": torch.float64}, {"form": "plain"}]
+)
+def test_options_without_effect_on_the_steps_are_refused(option):
+    (name, value), *_ = option.items()
+    with pytest.raises(
+        ValueError, match=rf"rest has {name}={value!r}, .* NewtonSchulz\(1, 'flat'\)"
+    ):
+        ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat", **option))
+
+
 def test_the_routing_table_says_what_happens_to_the_rest():
     joint = ps.Deflated(HEAD, ps.NewtonSchulz(2, "quintic"))
     assert joint.describe(64, 96).endswith("; NewtonSchulz(2 × quintic)")

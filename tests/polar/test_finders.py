@@ -105,3 +105,36 @@ def test_another_finder_of_the_same_options_is_equal():
 def test_the_words_for_a_finder_leave_out_the_options_of_its_map():
     assert repr(Warm(0.1)) == "Warm(noise=0.1)"
     assert repr(replace(Warm(0.1), orth="householder")) == "Warm(noise=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("sketch", "options", "own"),
+    [
+        (Warm(power=3), {}, "power=3"),
+        (Warm(power=3), {"power": 2}, "power=3"),
+        (Warm(orth="householder"), {}, "orth='householder'"),
+        (Fresh(orth="cholesky"), {"orth": "products"}, "orth='cholesky'"),
+        (Kept(Fresh(orth="cholesky"), 3), {}, "orth='cholesky'"),
+    ],
+    ids=str,
+)
+def test_an_option_of_a_finder_that_its_map_would_replace_is_refused(sketch, options, own):
+    with pytest.raises(ValueError, match=rf"{own} of .* no effect .* LowRank\(..., {own}\)"):
+        LowRank(4, 2, sketch=sketch, **options)
+
+
+def test_a_finder_has_the_options_of_its_map():
+    assert LowRank(4, 2, 3, sketch=Warm(power=3)).finder == replace(Warm(), power=3)
+    assert LowRank(4, 2, sketch=Fresh(power=2)).finder == Fresh(power=2)
+    kept = LowRank(4, 2, sketch=Kept(Fresh(power=2), 3), orth="householder").finder
+    assert kept.fresh_sketch == Fresh(power=2, orth="householder")
+    again = LowRank(
+        4, 2, 2, sketch=LowRank(4, 2, 2, sketch=Warm(), orth="cholesky").finder, orth="cholesky"
+    )
+    assert again.finder == replace(Warm(), power=2, orth="cholesky")
+
+
+def test_a_finder_names_the_fresh_sketch_it_starts_with():
+    assert Fresh(Kaczmarz(), 2).fresh_sketch == Fresh(Kaczmarz(), 2)
+    assert replace(Warm(), power=2, orth="cholesky").fresh_sketch == Fresh(power=2, orth="cholesky")
+    assert Kept(Fresh(power=0), 3).fresh_sketch == Fresh(power=0)

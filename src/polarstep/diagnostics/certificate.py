@@ -13,6 +13,7 @@ from polarstep.diagnostics.measures import (
     excess_of_norm,
     singular_values,
 )
+from polarstep.float64 import in_float64
 
 __all__ = ["Certificate", "certify"]
 
@@ -59,6 +60,6 @@ def certify(M: Tensor, T: Tensor) -> Certificate:
         T: the output of a polar map for M, of the same shape.
     """
     check_step(M, T, "certify")
-    M, T = M.to(torch.float64), T.to(torch.float64)
+    M, T = in_float64(M), in_float64(T)
     gamma = alignment_lost(M, T, singular_values(M))
     return Certificate(gamma, excess_of_norm(singular_values(T)))

@@ -40,14 +40,15 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.autocast import autocast_off
 from polarstep.diagnostics.certificate import Certificate
 from polarstep.diagnostics.measures import check_step
 from polarstep.diagnostics.norm_bound import norm_bound
+from polarstep.float64 import widest
 from polarstep.polar import PolarMap
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Captured, Factors
 from polarstep.products.sizes import frobenius_norm, unit_scaled
+from polarstep.undisturbed import undisturbed
 
 __all__ = ["certified", "cheap_certificate"]
 
@@ -58,7 +59,6 @@ SIXTEEN_BITS = 1e-5
 
 
 @torch.no_grad()
-@autocast_off()
 def certified(
     polar: PolarMap, M: Tensor, *, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Certificate]:
@@ -74,13 +74,13 @@ def certified(
     step = polar.from_nothing(M, generator)
     if step is None:
         return M.clone(), cheap_certificate(M, M, polar)
-    T = step.dense.to(M.dtype).reshape(M.shape)
+    with undisturbed(M.device):
+        T = step.dense.to(M.dtype).reshape(M.shape)
     # On a GPU step.M, and with it B, is a multiple of M; the bounds are the same for both.
     return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors, step.captured)
 
 
 @torch.no_grad()
-@autocast_off()
 def cheap_certificate(
     M: Tensor,
     T: Tensor,
@@ -99,7 +99,7 @@ def cheap_certificate(
     """
     check_step(M, T, "cheap_certificate")
     if M.numel() == 0:
-        nothing = torch.zeros(M.shape[:-2], dtype=torch.float64, device=M.device)
+        nothing = torch.zeros(M.shape[:-2], dtype=widest(M.device), device=M.device)
         return Certificate(nothing, nothing.clone())
     shape = M.shape[:-2]
     M, T = (X.reshape(-1, *X.shape[-2:]) for X in (M, T))
@@ -109,6 +109,20 @@ def cheap_certificate(
             f"M is {M.dtype} and T {T.dtype}: expected one precision, whose rounding errors the bounds "
             "allow for, as in cheap_certificate(M, polar(M)); polarstep.certify takes any two"
         )
+    with undisturbed(M.device):
+        gamma, nu = _bounds(M, T, polar, factors, captured)
+    gamma, nu = (X.reshape(shape).to(widest(X.device)) for X in (gamma, nu))
+    return Certificate(gamma, nu)
+
+
+def _bounds(
+    M: Tensor,
+    T: Tensor,
+    polar: PolarMap | None,
+    factors: Factors | None,
+    captured: Captured | None,
+) -> tuple[Tensor, Tensor]:
+    """The bounds of :func:`cheap_certificate` for matrices (batch, m, n) in float32 or wider."""
     inner = None if polar is None else polar.innermost
     B = None if factors is None else _wide_enough(factors.B)
     norm = _norm(M)
@@ -139,7 +153,7 @@ def cheap_certificate(
     # A zero M has 0 for both. The norm of an M that is not finite is infinite or NaN, and so are both.
     gamma, nu = (torch.where(norm == 0, 0.0, X) for X in (bound, largest - 1))
     gamma, nu = (torch.where(norm.isfinite(), X, torch.nan) for X in (gamma, nu))
-    return Certificate(gamma.reshape(shape).double(), nu.reshape(shape).double())
+    return gamma, nu
 
 
 def _wide_enough(X: Tensor) -> Tensor:
@@ -214,7 +228,8 @@ def _outside(
     """
     # Entries are rounded at random, so a sum of many squares is off by far less than ε.
     room = 8 * precision if precision < SIXTEEN_BITS else precision / 64
-    energy = norm.double().square() * (1 + room) - norm_B.double().square() + longer
+    whole, held = (each.to(widest(each.device)).square() for each in (norm, norm_B))
+    energy = whole * (1 + room) - held + longer
     return (math.sqrt(rank) * energy.clamp_min(0).sqrt()).to(norm.dtype)
 
 

@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polarstep.float64 import in_float64
 from polarstep.rng import generator
 from polarstep.theory.tail_index import SMALLEST, TailIndex, growth, hill, stable
 
@@ -327,13 +328,13 @@ def _gradient(model: nn.Module, backward: Backward, i: int) -> dict[str, Tensor]
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:
-    """‖x‖² of each, in float64, on the device."""
-    return torch.stack(torch._foreach_norm(tensors)).double().square()
+    """‖x‖² of each, in float64, on the device if it has float64."""
+    return in_float64(torch.stack(torch._foreach_norm(tensors))).square()
 
 
 def _inner(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """⟨x, y⟩ of each pair, on the device."""
-    return torch.stack([product.sum() for product in torch._foreach_mul(a, b)]).double()
+    """⟨x, y⟩ of each pair, in float64, on the device if it has float64."""
+    return in_float64(torch.stack([product.sum() for product in torch._foreach_mul(a, b)]))
 
 
 def _table(rows: list[Tensor]) -> Tensor:

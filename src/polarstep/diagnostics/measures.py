@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from polarstep.float64 import in_float64
+
 __all__ = [
     "Measures",
     "alignment_lost",
@@ -45,7 +47,7 @@ def measure(M: Tensor, T: Tensor) -> Measures:
     The same numbers as from :func:`polarstep.certify` and the functions below, with fewer SVDs.
     """
     check_step(M, T, "measure")
-    M, T = M.to(torch.float64), T.to(torch.float64)
+    M, T = in_float64(M), in_float64(T)
     sigma = singular_values(M)
     U, reached, Vh = _svd(T)
     return Measures(
@@ -87,7 +89,7 @@ def captured_energy(M: Tensor, T: Tensor) -> Tensor:
     U and V of T, UUᵀMVVᵀ = QQᵀM, whichever side the sketch was on.
     """
     check_step(M, T, "captured_energy")
-    M = M.to(torch.float64)
+    M = in_float64(M)
     return _captured(M, *_svd(T))
 
 
@@ -99,8 +101,8 @@ def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
     >>> float(update_ratio(torch.eye(2), weight)), float(update_ratio(weight, weight))
     (inf, 0.0)
     """
-    moved = update.to(torch.float64).norm()
-    return torch.where(moved == 0, 0.0, moved / weight.to(torch.float64).norm())
+    moved = in_float64(update).norm()
+    return torch.where(moved == 0, 0.0, moved / in_float64(weight).norm())
 
 
 def _check_matrices(name: str, X: Tensor) -> None:
@@ -150,11 +152,13 @@ def excess_of_norm(reached: Tensor) -> Tensor:
 
 def singular_values(M: Tensor) -> Tensor:
     """Singular values in float64, largest first; NaN for a matrix that is not finite."""
+    M = in_float64(M)
     finite = _finite(M)
     return torch.where(finite[..., 0], torch.linalg.svdvals(_safe(M, finite)), torch.nan)
 
 
 def _svd(M: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    M = in_float64(M)
     finite = _finite(M)
     U, sigma, Vh = torch.linalg.svd(_safe(M, finite), full_matrices=False)
     return torch.where(finite, U, torch.nan), torch.where(finite[..., 0], sigma, torch.nan), Vh
@@ -166,12 +170,11 @@ def _largest(sigma: Tensor) -> Tensor:
 
 
 def _finite(M: Tensor) -> Tensor:
-    M = M.to(torch.float64)  # isfinite does not take floats of eight bits
     return M.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
 
 
 def _safe(M: Tensor, finite: Tensor) -> Tensor:
-    return torch.where(finite, M, 0).to(torch.float64)
+    return torch.where(finite, M, 0)
 
 
 def _stable_rank(sigma: Tensor) -> Tensor:

@@ -57,6 +57,10 @@ class Monitor:
     It gathers parameters that are sharded over ranks, so every rank needs a monitor. Give a file or a
     writer to the monitor of one rank only.
 
+    ``rows`` is a list of all rows so far, about 1 kB each. With ``jsonl`` they are in the file as well.
+    A long run may then free them now and then by ``monitor.rows.clear()``, and draw
+    ``heatmap(read_rows(jsonl), …)`` from the file (:mod:`polarstep.diagnostics`).
+
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
         every: sample the steps 0, N, 2N, …

@@ -49,6 +49,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
+from polarstep.float64 import has_float64
 from polarstep.products.sizes import frobenius_norm, unit_scaled
 
 __all__ = ["norm_bound"]
@@ -91,6 +92,8 @@ def norm_bound(T: Tensor) -> Tensor:
     >>> 1 <= norm_bound(T).item() <= 1.05
     True
     """
+    if not has_float64(T.device):
+        return norm_bound(T.cpu()).to(T.device)
     if min(T.shape[-2:]) <= FEW_ROWS:
         X, s = unit_scaled(T)  # squares of 1e-30 or 1e30 would leave float32's range
         bound = _norm(X if T.shape[-2] > T.shape[-1] else X.mT) / s[:, 0, 0]

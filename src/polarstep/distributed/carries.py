@@ -2,8 +2,8 @@
 
 In the optimizer's state a carried tensor of a sharded parameter is a ``DTensor`` on the same mesh, cut
 along its last dimension by every axis of the mesh that cuts the parameter. A checkpoint then holds the
-whole tensor, and loads at another number of ranks. A tensor that another plan or an older version has
-stored in another way is read as it is, and stored in this way by the next step.
+whole tensor, and loads at another number of ranks. A tensor that another plan has stored in
+another way is read as it is, and stored in this way by the next step.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ from typing import Literal, get_args
 import torch
 
 from polarstep import flops, products
-from polarstep.polar import Finder, LowRank, NewtonSchulz, PolarMap, Warm
-from polarstep.polar.finders import Fresh, Kept
+from polarstep.polar import LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar.finders import Kept
 from polarstep.sketch import Gaussian
 
 __all__ = [
@@ -194,7 +194,7 @@ def sharded_reason(polar: PolarMap) -> str | None:
     """Why Algorithm 1 on shards does not run ``polar``; ``None`` where it does."""
     if not isinstance(polar, LowRank):
         return "not a low-rank map"
-    fresh = _fresh(polar.finder)
+    fresh = polar.finder.fresh_sketch
     if fresh is None:
         return f"no rule for {type(polar.finder).__name__} on shards"
     if not isinstance(fresh.sketch, Gaussian):
@@ -301,17 +301,8 @@ def _products(polar: LowRank, step: int) -> int:
         return 1 if step > 0 else flops.power_products(finder.power) + 1
     if isinstance(finder, Kept) and finder.numbers_at(step, resumed=step > 0) is None:
         return 0
-    fresh = _fresh(finder)
+    fresh = finder.fresh_sketch
     return 1 if fresh is None else flops.power_products(fresh.power) + 1
-
-
-def _fresh(finder: Finder) -> Fresh | None:
-    """The fresh sketch inside a finder, also for the first step of a warm one; ``None`` if unknown."""
-    if isinstance(finder, Kept):
-        return finder.fresh
-    if isinstance(finder, Warm):
-        return Fresh(Gaussian(), finder.power, orth=finder.orth)
-    return finder if isinstance(finder, Fresh) else None
 
 
 def _square(ops: products.Products, ell: int, long: int, passes: int) -> int:

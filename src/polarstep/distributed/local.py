@@ -211,7 +211,7 @@ def _part_of(value: Any, p: Any, batch: bool) -> Any:
         return value
     if is_sharded(value):
         return local(value)
-    if batch and value.dim() > 0:  # a whole tensor of an older checkpoint, a matrix in each row
+    if batch and value.dim() > 0:  # a whole tensor, as begin() makes it; a matrix in each row
         layout = Layout.of(p)
         assert layout is not None
         each = len(value) // p.shape[0]

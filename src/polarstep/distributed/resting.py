@@ -8,7 +8,7 @@ C ← 0 at the same step, and have the same peaks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from polarstep.distributed.layout import Layout, local, whole
 from polarstep.distributed.spread import Part, part_of
 from polarstep.optim.stepping.collect import Member, State, Work
 from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
-from polarstep.optim.stepping.resting import faded, fading, largest
+from polarstep.optim.stepping.magnitude import largest
+from polarstep.optim.stepping.resting import faded, fading, peak_of
 
 __all__ = ["let_parts_rest"]
 
@@ -27,7 +28,7 @@ def let_parts_rest(
     works: list[Work], layout_of: Callable[[Tensor], Layout | None], state: State
 ) -> None:
     """Apply the rule to the matrices of ``works``, whose parts lie where ``layout_of`` says."""
-    looked: list[tuple[Tensor, Layout, Work, int, Tensor]] = []
+    alike: dict[Any, list[_Looked]] = {}
     for work in works:
         if fading(work) is None:
             continue
@@ -35,21 +36,35 @@ def let_parts_rest(
             layout = layout_of(p)
             assert layout is not None
             if "momentum_buffer" in state[p] and layout.pieces(work.views[i]) is not None:
-                looked.append((p, layout, work, i, _largest(work, i, layout, state)))
-    alike: dict[Any, list[tuple[Tensor, Layout, Work, int, Tensor]]] = {}
-    for each in looked:
-        key = (each[1].ranks, each[-1].dtype, each[-1].device)
-        alike.setdefault(key, []).append(each)
+                here = _parts_of_momentum(work, i, layout, state)
+                key = (layout.ranks, here[0].dtype, here[0].device)
+                alike.setdefault(key, []).append(_Looked(work, i, layout, here))
     for (ranks, _, _), together in alike.items():
-        packed = wire.largest(torch.cat([each[-1] for each in together]), ranks)
-        sizes = [len(each[-1]) for each in together]
-        for (p, layout, work, i, _), most in zip(together, torch.split(packed, sizes), strict=True):
-            fade = fading(work)
+        packed = wire.largest(largest([part for each in together for part in each.parts]), ranks)
+        most_of_each = torch.split(packed, [len(each.parts) for each in together])
+        by_fade: dict[tuple[float, torch.dtype], list[tuple[_Looked, Tensor, Tensor]]] = {}
+        for each, most in zip(together, most_of_each, strict=True):
+            fade, of_parameter = fading(each.work), state[each.work.params[each.at]]
             assert fade is not None
-            if "peak" in state[p]:  # another plan may have left the peaks in parts
-                state[p]["peak"] = whole(state[p]["peak"])
-            flags = faded(state[p], most, fade)
-            _mask(work, i, layout, state, flags)
+            if "peak" in of_parameter:  # another plan may have left the peaks in parts
+                of_parameter["peak"] = whole(of_parameter["peak"])
+            peak = peak_of(of_parameter, len(most), most)
+            by_fade.setdefault((fade, peak.dtype), []).append((each, most, peak))
+        for (fade, _), those in by_fade.items():
+            peaks = [peak for _, _, peak in those]
+            flags = faded(peaks, torch.cat([most for _, most, _ in those]), fade)
+            parts = torch.split(flags, [len(peak) for peak in peaks])
+            for (each, _, _), part in zip(those, parts, strict=True):
+                _mask(each.work, each.at, each.layout, state, part)
+
+
+class _Looked(NamedTuple):
+    """A parameter, and this rank's part of each of its matrices of C; empty where it has none."""
+
+    work: Work
+    at: int  # its index in the work
+    layout: Layout
+    parts: list[Tensor]
 
 
 def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
@@ -78,14 +93,9 @@ def _momentum_here(work: Work, index: int, state: State) -> Tensor:
     return local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype))
 
 
-def _largest(work: Work, index: int, layout: Layout, state: State) -> Tensor:
-    """The largest magnitude of this rank's part of each matrix of C."""
+def _parts_of_momentum(work: Work, index: int, layout: Layout, state: State) -> list[Tensor]:
     C, parts = _parts_here(work, index, layout, _momentum_here(work, index, state))
-    most = C.new_zeros(len(parts))
-    for i, part in enumerate(parts):
-        if part is not None:
-            most[i] = largest(C[part.batch, slice(*part.rows)][None])[0]
-    return most
+    return [C.new_empty(0) if part is None else C[part.batch, slice(*part.rows)] for part in parts]
 
 
 def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:

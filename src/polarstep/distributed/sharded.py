@@ -48,7 +48,7 @@ from polarstep.optim.stepping.carried import entry
 from polarstep.optim.stepping.collect import Member, Signature, State
 from polarstep.optim.stepping.target import Target
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
-from polarstep.polar.finders import Fresh, Kept
+from polarstep.polar.finders import Kept
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Lift, counted_norm
 from polarstep.products.sizes import largest_entry, unit_scale_for
@@ -197,7 +197,9 @@ class _OnShards:
             V = self._whitening(state)
             S = S if V is None else V.to(S.dtype) @ S
             return (yield from self._chain(S.mT, 1))
-        power = _fresh_of(self.polar).power
+        fresh = self.polar.finder.fresh_sketch
+        assert fresh is not None  # the plan takes no other finder
+        power = fresh.power
         assert numbers is not None
         products_ = flops.power_products(power) + 1
         starts_long = products_ % 2 == 1  # Ω has rows for the long side
@@ -395,14 +397,3 @@ class _OnShards:
         coming = wire.send([mine] * len(ranks), sizes, dtype, X.device, ranks)
         yield
         return torch.cat([part.view(-1, *shape) for part in coming.wait()])
-
-
-def _fresh_of(polar: LowRank) -> Fresh:
-    """The fresh sketch of a map; for a warm map the sketch of its first step."""
-    finder = polar.finder
-    if isinstance(finder, Warm):
-        return Fresh(power=finder.power, orth=finder.orth)
-    if isinstance(finder, Kept):
-        return finder.fresh
-    assert isinstance(finder, Fresh)
-    return finder

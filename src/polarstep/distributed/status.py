@@ -343,5 +343,4 @@ def all_finite(flags: Iterable[tuple[Tensor, Layout]]) -> None:
             together.setdefault((layout.ranks, flag.device), []).append(flag)
     for (ranks, _), those in together.items():
         bad = wire.largest((~torch.stack(those)).to(torch.int32), ranks)
-        for flag, value in zip(those, bad.unbind(), strict=True):
-            flag.copy_(value == 0)
+        torch._foreach_copy_(those, (bad == 0).unbind())

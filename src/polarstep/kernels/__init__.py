@@ -13,7 +13,9 @@ import os
 
 import torch
 
-__all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "in_parts", "interpreted"]
+from polarstep.torch_compile import constant
+
+__all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "capability", "in_parts", "interpreted"]
 
 # A kernel's matrices are along the second dimension of its grid, which CUDA limits to 65,535: a launch
 # on more matrices fails as "invalid argument". A step on more matrices runs in parts.
@@ -21,6 +23,10 @@ MOST_MATRICES = 65_535
 
 # Kernels find an entry of a matrix by 32 bits, with a sign.
 MOST_ENTRIES = 2**31 - 1
+
+# The first NVIDIA GPUs with products in bfloat16, which most kernels are made of: Ampere. Triton has no
+# support for older ones.
+FIRST_CAPABILITY = (8, 0)
 
 _HAS_TRITON = importlib.util.find_spec("triton") is not None
 
@@ -31,8 +37,35 @@ def interpreted() -> bool:
 
 
 def available(device: torch.device) -> bool:
-    """Whether the kernels can work on tensors on ``device``."""
-    return _HAS_TRITON and (device.type == "cuda" or interpreted())
+    """Whether the kernels work on tensors on ``device``: an NVIDIA GPU from Ampere on, with Triton.
+
+    All other devices, AMD's GPUs among them, take torch's own operations: the kernels were never run
+    there.
+    """
+    if not _HAS_TRITON or device.type not in ("cpu", "cuda"):
+        return False
+    return interpreted() or capability(device) >= FIRST_CAPABILITY
+
+
+def capability(device: torch.device) -> tuple[int, int]:
+    """The compute capability of an NVIDIA GPU, and (0, 0) for all other devices.
+
+    Where no GPU is found, as on the machine on which somebody plans, it is that of an H100.
+    """
+    if device.type != "cuda" or torch.version.hip is not None:
+        return (0, 0)
+    return _capability_of(device.index)
+
+
+_CAPABILITIES: dict[int | None, tuple[int, int]] = {}
+
+
+@constant
+def _capability_of(index: int | None) -> tuple[int, int]:
+    if index not in _CAPABILITIES:
+        found = torch.cuda.is_available()
+        _CAPABILITIES[index] = torch.cuda.get_device_capability(index) if found else (9, 0)
+    return _CAPABILITIES[index]
 
 
 def in_parts(count: int, device: torch.device) -> list[int]:

@@ -15,7 +15,7 @@ try:
 except ImportError:  # an older Triton
     TensorDescriptor = None
 
-from polarstep.kernels import interpreted
+from polarstep.kernels import capability, interpreted
 
 __all__ = ["describable", "describe", "takes_large_tiles"]
 
@@ -28,7 +28,7 @@ def describable(*tensors: Tensor) -> bool:
     """
     if TensorDescriptor is None or torch.compiler.is_compiling():
         return False
-    if not interpreted() and torch.cuda.get_device_capability(tensors[0].device) < (9, 0):
+    if not interpreted() and capability(tensors[0].device) < (9, 0):
         return False
     return all(X.data_ptr() % 16 == 0 and X.shape[-1] * X.element_size() % 16 == 0 for X in tensors)
 
@@ -39,9 +39,7 @@ def takes_large_tiles(device: torch.device) -> bool:
     NVIDIA's Hopper and Blackwell GPUs for servers do: compute capability 9 and 10. Blackwell GPUs for
     desktops (12) have descriptors too, but 99 KiB, and copy both factors of a product to registers.
     """
-    if interpreted():
-        return True
-    return torch.version.hip is None and torch.cuda.get_device_capability(device)[0] in (9, 10)
+    return interpreted() or capability(device)[0] in (9, 10)
 
 
 def describe(X: Tensor, block: list[int]) -> Any:

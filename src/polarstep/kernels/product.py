@@ -393,7 +393,7 @@ def clamps() -> bool:
     NVIDIA's conversion cuts them off by itself, and keeps NaN. Comparisons before it were a third of all
     instructions of a tile.
     """
-    return interpreted() or torch.version.hip is not None
+    return interpreted()
 
 
 def _descriptor_tiles(X: Tensor) -> dict[str, Any]:

@@ -321,6 +321,6 @@ def _options(element: torch.dtype, finite: Tensor | None, strides: Tensor | None
         "ELEMENT": ELEMENTS[element],
         "SKIP": finite is not None,
         "STRIDED": strides is not None,
-        "AHEAD": torch.version.hip is None and not interpreted(),  # prefetching is NVIDIA assembly
+        "AHEAD": not interpreted(),  # prefetching is NVIDIA assembly
         "LINE": 128 // element.itemsize,
     }

@@ -9,8 +9,10 @@ over_ranks    the same step where other ranks have parts of the parameters (pola
 groups        what a parameter group holds: its parameters, their names, how they are read as matrices
 options       the options of a group, and every check of them. Some have a file: scaling (lr_scale),
               transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
-given, added, misnamed
-              what callers give: parameters, groups added during a run, options under other names
+given, flattened, misnamed
+              what callers give: parameters, those that FSDP1 has cut, options under other names
+added, rates, names
+              groups added during a run: the rule of each parameter, the rate of each rule, and names
 routing/      muon_for: the rule of each parameter of a model
 guards/       misuse that a step must notice: it raises or warns
 checkpoints/  saving, loading and pickling

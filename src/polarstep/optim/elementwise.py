@@ -23,7 +23,7 @@ from torch.optim.sgd import sgd
 
 from polarstep.optim.elementwise_rule import Elementwise, State
 
-__all__ = ["SGD", "AdamW", "check_at_least_zero", "check_bool", "counter_device"]
+__all__ = ["SGD", "AdamW", "check_at_least_zero", "check_bool", "counter_device", "is_number"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class AdamW(Elementwise):
         _check_number(self.lr)
         check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
         form = "expected two numbers in [0, 1), as (0.9, 0.95)"
-        if not isinstance(self.betas, Sequence) or not all(isinstance(b, Real) for b in self.betas):
+        if not isinstance(self.betas, Sequence) or not all(map(is_number, self.betas)):
             raise TypeError(f"betas={self.betas!r}: {form}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas={self.betas}: {form}")
@@ -135,7 +135,7 @@ class SGD(Elementwise):
         _check_number(self.lr)
         check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)
         check_bool(nesterov=self.nesterov)
-        if not isinstance(self.momentum, Real):
+        if not is_number(self.momentum):
             raise TypeError(f"momentum={self.momentum!r}: expected a number in [0, 1), as 0.9")
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum={self.momentum}: expected 0 ≤ momentum < 1, as 0.9")
@@ -230,10 +230,15 @@ def _check_number(lr: object) -> None:
         )
 
 
+def is_number(value: object) -> bool:
+    """Whether ``value`` is a real number; True and False are none, although Python counts with them."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
 def check_at_least_zero(**values: float) -> None:
     """Raise for the first value that is not a finite number ≥ 0."""
     for name, value in values.items():
-        if not isinstance(value, Real):
+        if not is_number(value):
             raise TypeError(f"{name}={value!r}: expected a finite number ≥ 0")
         if not 0 <= value < math.inf:
             raise ValueError(f"{name}={value}: expected a finite number ≥ 0")

@@ -12,9 +12,11 @@ import inspect
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import MISSING, fields, is_dataclass
-from typing import Any, ClassVar
+from types import GeneratorType
+from typing import Any, ClassVar, Self
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 __all__ = [
     "ELEMENTWISE",
@@ -74,6 +76,18 @@ class Elementwise(ABC):
     >>> group_of(Descent(lr=0.5))
     {'algorithm': 'descent', 'lr': 0.5}
     """
+
+    def __new__(cls, *given: Any, **options: Any) -> Self:
+        """Raise if parameters are given, as to an optimizer."""
+        if any(map(_are_parameters, (*given, *options.values()))):
+            title = cls.__name__
+            torchs = hasattr(torch.optim, title)
+            raise TypeError(
+                f"{title} got parameters: expected hyperparameters alone, as {title}(lr=1e-3), since it "
+                f"is a set of options, for muon_for(model, others={title}(…)) or a group of Muon"
+                f"{f'; the optimizer is torch.optim.{title}' if torchs else ''}"
+            )
+        return super().__new__(cls)
 
     algorithm: ClassVar[str]
     buffers: ClassVar[tuple[str, ...]] = ()
@@ -143,7 +157,26 @@ def _enter(rule: type[Elementwise]) -> None:
                 f"{title}.{member} is no static method: expected @staticmethod above it and no self, "
                 'since hyperparameters change during a run; update reads them as group["lr"]'
             )
+    _check_call(rule)
     ELEMENTWISE[name] = rule
+
+
+def _check_call(rule: type[Elementwise]) -> None:
+    """Raise if ``update`` cannot be called as a step calls it, with and without ``found_inf``."""
+    try:
+        signature = inspect.signature(rule.update)
+    except ValueError:  # compiled code may have none
+        return
+    tensors: tuple[list[Tensor], ...] = ([], [], [])
+    try:
+        signature.bind({}, *tensors)
+        signature.bind({}, *tensors, found_inf=None)
+    except TypeError as reason:
+        raise TypeError(
+            f"{rule.__name__}.update{signature} cannot be called as a step does ({reason}): expected "
+            "update(group, params, grads, states, found_inf=None); found_inf is given with "
+            'nonfinite="skip"'
+        ) from None
 
 
 def _is_defined_again(before: type[Any], now: type[Any]) -> bool:
@@ -178,6 +211,18 @@ def defaults_of(rule: type[Any]) -> dict[str, Any]:
 def _as_group(rule: Any) -> dict[str, Any]:
     options = {name: copy.deepcopy(getattr(rule, name)) for name in options_of(type(rule))}
     return {"algorithm": rule.algorithm, **options}
+
+
+def _are_parameters(given: object) -> bool:
+    """Whether ``given`` is what an optimizer takes: parameters, names with parameters, or groups."""
+    if isinstance(given, GeneratorType):
+        return True
+    first = given[0] if isinstance(given, list | tuple) and given else given
+    members = first if isinstance(first, tuple) else (first,)
+    return any(
+        "params" in each if isinstance(each, dict) else isinstance(each, nn.Parameter)
+        for each in members
+    )
 
 
 def options_of(rule: type[Any]) -> tuple[str, ...]:

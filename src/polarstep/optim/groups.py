@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.matrix import MatrixView
 from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.optim.flattened import check_whole
 from polarstep.optim.scaling import resolve_scale
 
 __all__ = [
@@ -91,6 +92,7 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
                 "each entry; make the parameter of tensor.clone()"
             )
         if group["algorithm"] == "muon":
+            check_whole([(name, p)])
             view_of(group, p, name)
 
 

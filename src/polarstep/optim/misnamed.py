@@ -25,6 +25,7 @@ SYNONYMS = {
     "beta": "momentum",
     "mu": "momentum",
     "ns_steps": "polar",
+    "steps": "polar",
     "ns_coefficients": "polar",
     "adjust_lr_fn": "lr_scale",
     "adjust_lr": "lr_scale",
@@ -44,6 +45,7 @@ SYNONYMS = {
 # The remedy to show for an argument, where the name of our option is not enough.
 REMEDIES = {
     "ns_steps": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
+    "steps": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "ns_coefficients": "give polar=polarstep.NewtonSchulz(steps, coefficients)",
     "adjust_lr_fn": 'give lr_scale="spectral" for "original", "rms" for "match_rms_adamw"',
     "adjust_lr": 'give lr_scale="fan-ratio" for "spectral_norm", "rms" for "rms_norm"',

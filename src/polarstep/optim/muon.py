@@ -13,23 +13,24 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.autocast import autocast_off, inference_mode_off
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.matrix import Layout as MatrixLayout
-from polarstep.optim.added import Rates, named_uniquely, sorted_by_rule, with_names
+from polarstep.optim.added import sorted_by_rule
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
 from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.given import listed_group, listed_params
 from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_new, check_params
 from polarstep.optim.guards.captured import check_draws, check_started, refuse_shared
-from polarstep.optim.guards.mistakes import Told
+from polarstep.optim.guards.mistakes import MistakeWarnings
 from polarstep.optim.guards.resized import Sizes
 from polarstep.optim.misnamed import with_known_names
+from polarstep.optim.names import named_uniquely, with_names
 from polarstep.optim.options import complete
 from polarstep.optim.over_ranks import StepOverRanks
+from polarstep.optim.rates import Rates
 from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.routes import Routes, routes_of
 from polarstep.optim.scaling import LrScale
@@ -40,6 +41,7 @@ from polarstep.optim.stepping.step import PolarHook
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
+from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 __all__ = ["Muon"]
 
@@ -108,11 +110,11 @@ class Muon(Checkpointed):
             whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
-        fused: ``True``: on a GPU with Triton, a few kernels update all matrices of a shape, and a CUDA
-            graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that do not round M
-            to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute matrices for one
-            another, the graph has the polar map alone (:mod:`polarstep.distributed.owned_graph`).
-            ``False``: plain torch operations, no graph.
+        fused: ``True``: on NVIDIA GPUs from Ampere on, with Triton, a few kernels update all matrices of
+            a shape, and a CUDA graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that
+            do not round M to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute
+            matrices for one another, the graph has the polar map alone
+            (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
             ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
@@ -212,28 +214,19 @@ class Muon(Checkpointed):
         self._rates = Rates()
         self._sizes = Sizes()
         self._arrivals = Arrivals()
-        self._told = Told()
+        self._warnings = MistakeWarnings()
 
     def _knows(self, model: KnownModel) -> None:
         """Take what :func:`polarstep.muon_for` knows of its model."""
         self._known_model = model
-        self._told.frozen(model.waiting)
+        self._warnings.frozen(model.waiting)
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle, without hooks and without the model."""
-        return super().__getstate__() | self._known_model.pickled()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a pickled optimizer; loading a checkpoint ends here too."""
-        unpickled = "param_groups" not in self.__dict__
-        state = dict(state)
-        known = KnownModel.unpickled(state)
-        super().__setstate__(state)
-        if unpickled:
-            self._known_model = known
+        return super().__getstate__() | {"_known_model": self._known_model.pickled()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
         """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
@@ -260,7 +253,7 @@ class Muon(Checkpointed):
         super().load_state_dict(state_dict)
         self._over_ranks.loaded = True
         self._arrivals.note(self.param_groups, self.state)
-        self._told.loaded(self.param_groups, self.state)
+        self._warnings.loaded(self.param_groups, self.state)
         self._rates.loaded(self.param_groups)
 
     @property
@@ -309,7 +302,7 @@ class Muon(Checkpointed):
             super().add_param_group(group)
         finally:
             self.defaults = defaults
-        self._told.added(group)
+        self._warnings.added(group)
 
     @overload
     def step(self, closure: None = ...) -> None: ...
@@ -334,10 +327,17 @@ class Muon(Checkpointed):
         return loss
 
     def _update(self) -> None:
-        # A step chooses its own precision, so autocast is off. Tensors of a state that were made in
-        # torch.inference_mode() could not be changed by later steps outside it.
-        with autocast_off(), inference_mode_off():
+        # A step chooses its own precision. Tensors of a state that were made in torch.inference_mode()
+        # could not be changed by later steps outside it. Buckets on further GPUs enter their own.
+        with undisturbed(), on_device(self._first_gpu()), inference_mode_off():
             self._update_groups()
+
+    def _first_gpu(self) -> torch.device | None:
+        """The GPU of the first parameter that is on one."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        params = (p for group in self.param_groups for p in group["params"])
+        return next((p.device for p in params if p.is_cuda), None)
 
     def _update_groups(self) -> None:
         error: Exception | None = None
@@ -364,7 +364,7 @@ class Muon(Checkpointed):
             everywhere=len(self._everywhere & self._polar_hooks.keys()),
         )
         if not spread:
-            self._told.of_step(self.param_groups, works, self._known_model.places)
+            self._warnings.of_step(self.param_groups, works, self._known_model.places)
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         replayed = self._replayed
         if in_a_graph():
@@ -392,7 +392,7 @@ class Muon(Checkpointed):
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.tell_of_failure()
-            self._told.of_step(self.param_groups, works, self._known_model.places)
+            self._warnings.of_step(self.param_groups, works, self._known_model.places)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
@@ -409,5 +409,5 @@ class Muon(Checkpointed):
         handle = RemovableHandle(self._polar_hooks)
         self._polar_hooks[handle.id] = hook
         if everywhere:
-            self._everywhere.add(handle.id)
+            self._everywhere = {*self._everywhere & self._polar_hooks.keys(), handle.id}
         return handle

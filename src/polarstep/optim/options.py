@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, get_args
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout
-from polarstep.optim.elementwise import check_at_least_zero, check_bool
+from polarstep.optim.elementwise import check_at_least_zero, check_bool, is_number
 from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
 from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_params
 from polarstep.optim.misnamed import REMEDIES, SYNONYMS
@@ -40,6 +40,8 @@ WITHOUT = ("maximize", "amsgrad", "differentiable", "cautious_wd")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
+# What a group counts itself, and no option that a user gives.
+COUNTED = {"step"}
 # torch raises an error of its own where it multiplies by a larger number in 32 or 16 bits.
 LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -175,7 +177,7 @@ def _check_algorithm(algorithm: str) -> None:
 
 def _check_muon(group: Group) -> None:
     momentum = group["momentum"]
-    if not isinstance(momentum, Real):
+    if not is_number(momentum):
         raise TypeError(f"momentum={momentum!r}: expected a number, 0 ≤ momentum < 1, as 0.95")
     if not 0 <= group["momentum"] < 1:
         raise ValueError(
@@ -255,18 +257,18 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
     own, muon = (known_options(each, muon_defaults) for each in (algorithm, "muon"))
     others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
     for key in sorted(set(group) - own - {*RESERVED, LR_SCALE}):
-        close = difflib.get_close_matches(key.lower(), own, n=1, cutoff=0.8)
+        close = difflib.get_close_matches(key.lower(), own - COUNTED, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
         hint = f"did you mean {meant!r}? " if meant else ""
         if not meant and key not in others:
-            foreign = difflib.get_close_matches(key.lower(), others, n=1, cutoff=0.8)
+            foreign = difflib.get_close_matches(key.lower(), others - COUNTED, n=1, cutoff=0.8)
             hint = (
                 f"it is like {foreign[0]!r}, which only other algorithms have; " if foreign else ""
             )
         if key in others or hint:
             raise ValueError(
                 f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
-                f"expected some of {', '.join(sorted(own))}"
+                f"expected some of {', '.join(sorted(own - COUNTED))}"
             )
 
 
@@ -275,7 +277,7 @@ def check_lr(lr: float | Tensor) -> None:
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")
-    elif not isinstance(lr, Real):
+    elif not is_number(lr):
         raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
     elif not -ROUNDING <= lr < math.inf:
         raise ValueError(

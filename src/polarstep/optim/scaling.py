@@ -28,6 +28,15 @@ without steps and with one, on 768×768 and on 768×3072 matrices alike::
     four directions a thousand times all others    0.086    0.200    0.200
     rank one                                       0.041    0.053    0.060
 
+**A steep spectrum** leaves a rest whose energy float32 hardly tells from rounding: 1.4ε of ‖M‖²_F for
+σₖ = 1/k² with 384 rows. A deflated map without steps knows ‖T‖_F only roughly there. It also has ‖T‖²_F
+below ℓ/9 on the steepest. The least and the greatest RMS in float32, with the same maps, fresh and warm
+heads, on 384×384, 384×1536, 768×768 and 768×3072 matrices::
+
+    σₖ = k^-1.5                                    0.20     0.20             0.20
+    σₖ = k^-2                                      0.13     0.18 to 0.23     0.19 to 0.20
+    σₖ = k^-2.5                                    0.10     0.14 to 0.31     0.18 to 0.21
+
 On momentum recorded from a GPT it was 0.200 with low-rank maps and 0.19 to 0.21 with deflated maps, from
 the first step on.
 
@@ -48,10 +57,11 @@ matrices, where a step in ten was above 0.21, and 0.13 to 0.21 on 256×512 matri
 matrix. One of them reads Z. Where Z = WX is not formed, as with a warm sketch, it forms XXᵀ by 2ℓ²n
 operations: ℓ/(3m) of the products of such a step, or 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or
 adds 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and
-QᵀQ, by 2ℓ²(m + n) operations in some ten more launches. A deflated map with a step reads the two m×m
-matrices of its polynomial once more, in four launches. On an H200 a step on nanoGPT's matrices took 4%
-longer with a low-rank map. With a deflated map it took 28% longer, before these four launches took the
-place of some thirty (``results/step-cost/h200-heads.json``). Other scales add nothing.
+QᵀQ, by 2ℓ²(m + n) operations in some ten more launches; in 32 bits QᵀQ is formed in float64. A deflated
+map with a step reads the two m×m matrices of its polynomial once more, in four launches. On an H200 a
+step on nanoGPT's matrices took 4% longer with a low-rank map, and 24% with a deflated map, whose work on
+the device took 4% longer; on an 8B layer 1% and 3% (``results/step-cost/h200-maps.json``). Other scales
+add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is

@@ -3,7 +3,8 @@
 A polar map T takes matrices ``M`` of shape ``(..., m, n)`` and returns an approximation of the
 polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every map keeps these promises:
 
-* the input is not changed, and nothing global (no random generator, no autocast) is read or changed;
+* the input is not changed, and nothing global (no random generator, no autocast, no setting for TF32) is
+  read, or changed beyond the call;
 * ``T(0) = 0``, also for a zero matrix beside nonzero ones in a batch;
 * ``T(cM) = T(M)`` for ``c > 0`` over the whole range of M's precision, up to the digits that numbers
   near the ends of this range have. T is finite for every finite M. (On a GPU the steps of an optimizer
@@ -30,17 +31,19 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from polarstep import kernels, products
-from polarstep.autocast import autocast_off_on
 from polarstep.distributed.layout import is_sharded
+from polarstep.float64 import fitting
 from polarstep.polar.result import Lift, Polar
 from polarstep.polar.returned import check_matrices, polar_of
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
+from polarstep.undisturbed import undisturbed
 
 __all__ = ["Carry", "Draw", "PolarMap", "wide"]
 
@@ -83,18 +86,28 @@ class Draw:
 class PolarMap(ABC):
     """An approximation of the polar factor; see the module's docstring for the contract.
 
-    A map without state implements :meth:`_polar` for a batch of wide matrices and :meth:`flops`. A
-    random map also has ``is_random`` and :meth:`draw`. A map with state names its tensors in
-    :attr:`carries` and implements :meth:`step` and :meth:`resumes`.
+    Every map implements :meth:`flops`. A map without state also implements :meth:`_polar` for a batch of
+    wide matrices. A random map has ``is_random`` and :meth:`draw` as well. A map with state names its
+    tensors in :attr:`carries` and implements :meth:`step` and :meth:`resumes`; nothing but
+    :meth:`step` calls :meth:`_polar`.
     """
 
-    @abstractmethod
+    def __new__(cls, *args: object, **options: object) -> Self:
+        """Raise for a class that says nowhere what T is."""
+        if cls.step is PolarMap.step and cls._polar is PolarMap._polar:
+            raise TypeError(
+                f"{cls.__name__} has neither _polar nor step: expected _polar(self, X, numbers), which "
+                "returns T of wide matrices X, or step(self, M, carry, draw), for a map with state"
+            )
+        return super().__new__(cls)
+
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         """T of ``X``: shape ``(batch, m, n)`` with ``m ≤ n``, not empty.
 
         ``X`` is float32, float64, or bfloat16 on a device that multiplies in bfloat16. ``numbers``
         is what :meth:`draw` returned, for a random map.
         """
+        raise AssertionError("a map without _polar has a step of its own, which does not call it")
 
     @abstractmethod
     def flops(self, m: int, n: int) -> int:
@@ -246,11 +259,16 @@ class PolarMap(ABC):
         return None
 
     def __call__(self, M: Tensor, *, generator: torch.Generator | None = None) -> Tensor:
-        """Return T(M) for ``M`` of shape ``(..., m, n)``."""
-        polar = self.from_nothing(M, generator)
-        if polar is None:
+        """Return T(M) for ``M`` of shape ``(..., m, n)``.
+
+        A random map draws its numbers from ``generator``, as ``torch.Generator().manual_seed(0)``, which
+        advances. Without a generator it draws the same numbers at every call.
+        """
+        _check(M)
+        if M.numel() == 0:
             return M.clone()
-        with autocast_off_on(M.device):
+        with undisturbed(M.device):
+            polar = self._from_nothing(M, generator)
             return polar.multiplied_out().to(M.dtype).reshape(M.shape)
 
     def from_nothing(self, M: Tensor, generator: torch.Generator | None = None) -> Polar | None:
@@ -258,7 +276,7 @@ class PolarMap(ABC):
         _check(M)
         if M.numel() == 0:
             return None
-        with autocast_off_on(M.device):
+        with undisturbed(M.device):
             return self._from_nothing(M, generator)
 
     def _from_nothing(self, M: Tensor, generator: torch.Generator | None) -> Polar:
@@ -276,7 +294,7 @@ class PolarMap(ABC):
     def numbers_for(self, M: Tensor, generator: torch.Generator) -> Tensor:
         """The random numbers for ``M``, on its device and in at least its precision."""
         dtype = torch.promote_types(M.dtype, torch.float32)
-        return self.draw(M.shape[-2], M.shape[-1], generator, dtype).to(M.device)
+        return fitting(self.draw(M.shape[-2], M.shape[-1], generator, dtype), M.device)
 
     def as_computed(self, M: Tensor) -> Tensor:
         """Like calling a map that is not random, but without the final cast to M's dtype.

@@ -91,9 +91,6 @@ class Containing(PolarMap):
         """A step of the map inside."""
         return self.inside(M.shape[-2], M.shape[-1], M.device).step(M, carry, draw)
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.step(X, Carry(), Draw(numbers))[0].multiplied_out()
-
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the map inside, on a CPU."""
         return self.inside(m, n, torch.device("cpu")).flops(m, n)

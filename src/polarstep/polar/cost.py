@@ -16,6 +16,7 @@ from itertools import pairwise
 
 import torch
 
+from polarstep import kernels
 from polarstep.polar import gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.coefficients import Polynomial, resolve
@@ -101,9 +102,9 @@ def _gpu(teraflops: float, terabytes: float, fewer_bits: float = 1.0) -> Device:
     Every GPU is taken to reach the shares of its data sheet that an H200 (989 TFLOP/s, 4.8 TB/s)
     reaches. The H200's bandwidths are from results/step-cost/h200.json: 4.1 TB/s in the momentum phase,
     3.45 with AdamW. Its products in eight bits had 1.1 to 1.4 PFLOP/s, about 1.9 times as many as in 16.
-    The other figures were fitted to the whole steps of h200-later.json and h200-between.json, from 384
-    to 4096 rows: the estimates are 8% off in the root mean square. A launch is short because the buckets
-    of these steps run side by side.
+    The other figures were fitted to whole steps from 384 to 4096 rows, those of h200-between.json and of
+    a run that h200-maps.json has replaced: the estimates were 8% off in the root mean square. A launch
+    is short because the buckets of these steps run side by side.
     """
     return Device(
         rate=0.66e12 * teraflops,
@@ -142,8 +143,13 @@ DEVICES: dict[str, Device] = {
 
 
 def figures_of(device: torch.device) -> Device:
-    """The row of :data:`DEVICES` for a device: by name, else by type."""
+    """The row of :data:`DEVICES` for a device: by name, else by type.
+
+    A GPU on which our kernels do not run counts as a device of another kind.
+    """
     if device.type == "cuda" and torch.cuda.is_available():
+        if not kernels.available(device):
+            return DEVICES["other"]
         name = torch.cuda.get_device_name(device)
         for part, figures in DEVICES.items():
             if part in name:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.float64 import has_float64
 from polarstep.polar import deflation
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.coefficients import Polynomial
@@ -19,6 +20,7 @@ from polarstep.polar.result import Captured, Factors, Lift, Polar, SquaredNorm, 
 from polarstep.products import Products
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
+from polarstep.products.sizes import unit_scaled
 
 __all__ = ["Deflated"]
 
@@ -44,16 +46,28 @@ class Deflated(Containing):
     what happens where they are wrong, is in :mod:`polarstep.polar.deflation`.
 
     **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at
-    most 1 + (‖R‖_op/δ)². With one step of ``"flat"`` ‖T‖_op ≤ 2.6 on any spectrum, for 99% of leading
-    directions of 768 rows; up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound is
-    certain: a leading singular direction that is orthogonal to all 16 columns is not seen at all.
+    most 1 + (‖R‖_op/δ)², and δ may be far below ‖R‖_op at the step at which R gets a new leading
+    direction. With one step of ``"flat"`` up to 1.5 was measured
+    (``results/step-cost/h200-accuracy.txt``). No bound is certain: a leading singular direction that is
+    orthogonal to all 16 columns is not seen at all. These are bounds on ‖T‖_op, on the worst spectrum,
+    for all leading directions but one in a hundred, in ten thousand and in a million:
+
+    >>> from polarstep.theory.bounds import longest_deflated_step
+    >>> def longest(m, n, polynomials=()):
+    ...     shares = (1e-2, 1e-4, 1e-6)
+    ...     return [round(longest_deflated_step(m, n, polynomials, unseen=p), 1) for p in shares]
+    >>> longest(768, 768), longest(768, 3072), longest(4096, 4096)  # without steps
+    ([3.5, 4.1, 4.8], [4.8, 5.7, 6.6], [5.1, 6.1, 7.1])
+    >>> flat = NewtonSchulz(1, "flat").polynomials
+    >>> longest(768, 3072, flat), longest(4096, 4096, flat)  # with one step
+    ([2.4, 2.5, 3.7], [5.2, 26.7, 105.7])
 
     Args:
         head: the low-rank map. The rest keeps what the head misses, but one step lifts a singular value
             σ of R to 10·σ/‖R‖_op at most. ℓ = a sixth of the short side has trained as full space did
             (``docs/which.md``).
-        rest: polynomial steps for X₀, of which only ``steps`` and ``coefficients`` count, as
-            ``NewtonSchulz(1, "flat")``. ``None``: no steps, and no products beside the head's but for
+        rest: polynomial steps for X₀, as ``NewtonSchulz(1, "flat")``, with no other options than
+            ``steps`` and ``coefficients``. ``None``: no steps, and no products beside the head's but for
             an estimate of ‖R‖_op.
         full: the map for matrices on which deflating would cost more than this map.
         float8: whether a single polynomial step may have products of fewer bits than all others: eight
@@ -82,6 +96,8 @@ class Deflated(Containing):
             raise TypeError(
                 f"rest={self.rest!r}: expected None or polynomial steps, as NewtonSchulz(1, 'flat')"
             )
+        if self.rest is not None:
+            _refuse_without_effect(self.rest)
         if not isinstance(self.full, PolarMap) or self.full.is_random or self.full.carries:
             raise TypeError(
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
@@ -146,6 +162,8 @@ class Deflated(Containing):
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """The head by Algorithm 1, then X₀ and its steps."""
         ops, A = products.of(M.device), wide(M)
+        if not has_float64(M.device) and self.ignores_scale:
+            A, _ = unit_scaled(A)  # energies are in float32 there, and would leave its range
         polar, left = self.head.step(A, carry, draw)
         T: Tensor | RowProduct | FlatProduct
         squared: SquaredNorm | None
@@ -244,6 +262,18 @@ class Deflated(Containing):
             products.of(where).step_dtype(d0, d1, torch.float32) == torch.bfloat16
         )
         return f"Deflated: {head}; {self.rest.describe(m, n, device)}{' in bfloat16' * tiles}"
+
+
+def _refuse_without_effect(steps: NewtonSchulz) -> None:
+    """Raise for options that the steps on X₀ do not have."""
+    for option in ("delta", "dtype", "form"):
+        given = getattr(steps, option)
+        if given != getattr(NewtonSchulz, option):
+            raise ValueError(
+                f"rest has {option}={given!r}, which has no effect: Deflated measures the scale of X₀ "
+                "itself, and multiplies it in the device's precision and in one form; expected steps "
+                f"and coefficients alone, NewtonSchulz({steps.steps}, {steps.coefficients!r})"
+            )
 
 
 def _precision(A: Tensor, head: Factors) -> float:

@@ -32,13 +32,16 @@ smaller for polynomials that explode before that: ‖T‖_op ≤ 2.6.
 For a leading direction that is independent of the 16 vectors, the best of them has κ ≥ 6/m for a fifth
 of all directions, 4/m for half of them and 1.3/m for 99%. ``"flat"`` stays below 2.6 up to 1.2, which
 covers these 99% for m = 768. For m = 4096 and the very worst y, one direction in a hundred has
-‖s·X₀‖_op = 1.24 and ‖T‖_op = 5. The vectors' entries have no pattern, so that sums and differences of
-rows are seen as well as other directions. A leading singular direction that was made orthogonal to all
-16 vectors is not seen: ‖T‖_op was 4000 for such a matrix, whose new direction was 1.5 times as long as
-all others.
+‖s·X₀‖_op ≥ 1.24 and ‖T‖_op ≥ 5, and one in a million ‖T‖_op ≥ 100
+(:func:`polarstep.theory.bounds.longest_deflated_step`). The vectors' entries have no pattern, so that
+sums and differences of rows are seen as well as other directions. A leading singular direction that was
+made orthogonal to all 16 vectors is not seen: ‖T‖_op was 4000 for such a matrix, whose new direction
+was 1.5 times as long as all others.
 
 **Without steps** there is no XXᵀ, and ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op
-(:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05.
+(:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05. At the step at
+which R gets a new leading direction, δ may be 79% too small for n = 3072: ‖T‖_op ≤ 4.8 for all but one
+direction in a hundred. From the next step on the carried vectors hold that direction.
 
 All functions take wide matrices of shape (batch, m, n) with m ≤ n; the caller transposes tall ones. δ
 has shape (batch, 1, 1). Nothing here draws random numbers or makes the host wait for the device.
@@ -52,6 +55,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.float64 import widest
 from polarstep.polar.coefficients import Polynomial, evaluate
 from polarstep.products.deflating import SIGNS, RestNorm, RestRules
 from polarstep.torch_compile import constant
@@ -83,6 +87,8 @@ TOLERATED_VALUE = 1.17
 TOLERATED_NORM = 2.6
 # 2·√3·0.2124: a number with random leading digits is off by 0.2124ε in the root mean square.
 ROUNDING = 0.736
+# The error of ‖B‖²_F where the terms of B's sums are rounded, in units of ε·‖B‖²_F; see rest_energy.
+ROUNDING_OF_SUMS = 0.3
 
 
 def vectors_shape(m: int, n: int) -> tuple[int, int]:
@@ -122,14 +128,16 @@ def rest_norm(
 
         ‖W‖²_op ≥ ‖RᵀRx‖²/‖Rx‖² = ‖R‖²_op·(κ + Σwᵢyᵢ²)/(κ + Σwᵢyᵢ) ≥ ‖R‖²_op·2√κ/(1 + √κ).
 
-    The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is
-    least at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as half of r
-    is in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065 on. Vectors
-    independent of R have κ ≈ b/n. These are worst cases over all spectra. On momentum of a GPT of width
-    256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op was from 0.91 to 1.20 with a mean of 1.10,
-    from the first step on (with FRESH = 2⁻⁵). A single warm vector sees only half of ‖R‖_op at times
-    there, because the directions that a sketch misses change with every sketch. On momentum of rank one
-    that drifts they change so much that FRESH = 2⁻⁵ gave δ/‖R‖_op = 0.3.
+    The last step: by Jensen all yᵢ may be taken equal to one y, and (κ + (1−κ)y²)/(κ + (1−κ)y) is least
+    at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as half of r is
+    in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065 on. Vectors
+    independent of R have κ ≈ b/n, and carried vectors that are orthogonal to r have a fifth of that,
+    from FRESH alone (:mod:`polarstep.theory.bounds.longest_step`). These are worst cases over all
+    spectra. On momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op
+    was from 0.91 to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A single warm
+    vector sees only half of ‖R‖_op at times there, because the directions that a sketch misses change
+    with every sketch. On momentum of rank one that drifts they change so much that FRESH = 2⁻⁵ gave
+    δ/‖R‖_op = 0.3.
 
     **What the Cholesky factor costs.** NNᵀ = (YᵀY + 2⁻²⁰‖Y‖²_F·I)⁻¹, because the factor of YᵀY alone
     would make columns of rounding errors as long as all others. For x = Vc the first inequality then has
@@ -170,6 +178,8 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
 
     holds for B = QᵀM. In bfloat16 E is about 2⁻⁶, and more than ½ for some warm sketches. Of a 48×64
     matrix with four directions a hundred times as long as all others, ⟨E, BBᵀ⟩ was ten times ‖R‖²_F.
+    For a Q in float32 E is computed in float64, where the device has it. In float32 it is wrong by up to
+    4ε, as large as E is, and the rest of σₖ = k⁻² has only 1.4ε·‖M‖²_F (384 rows, ℓ = 128).
 
     **Rounding of B** leaves the right side with an error of the standard deviation τ. With independent
     errors in B, and rows bᵢ whose entries have the fourth moment of normal numbers,
@@ -177,12 +187,17 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
         τ² = 4·(0.21ε)²·Σ_ij B⁴_ij ≈ (0.74ε)²·Σᵢ‖bᵢ‖⁴/n
 
     where 0.21ε is the root mean square of the relative error of a rounded number. τ is 2⁻¹²·‖M‖²_F or
-    less for n ≥ 512 in bfloat16, but a rest may be as small. So the b vectors of :func:`rest_norm` are
-    used as well. They have seen ‖W‖²_F of ‖R‖²_F. R has at most ``left`` singular values, which on
-    average are hardly larger than those of W: U was made by RRᵀ, which prefers the largest. Of all
-    values from 3τ below the right side to τ above it, ‖R‖²_F is taken to be the nearest to
-    ‖W‖²_F·left/b, and never less than ‖W‖²_F. The bounds are uneven because ‖W‖²_F·left/b is hardly
+    less for n ≥ 512 in bfloat16, but a rest may be as small. In 32 and 64 bits the sums of QᵀM are
+    rounded at every term, and by the same amount in many entries of a row: τ² = (0.3ε)²·Σᵢ‖bᵢ‖⁴ is what
+    was measured on a CPU, for 128 to 768 rows and up to 3072 columns. So the b vectors of
+    :func:`rest_norm` are used as well. They have seen ‖W‖²_F of ‖R‖²_F. R has at most ``left`` singular
+    values, which on average are hardly larger than those of W: U was made by RRᵀ, which prefers the
+    largest. Of all values from 3τ below the right side to τ above it, ‖R‖²_F is taken to be the nearest
+    to ‖W‖²_F·left/b, and never less than ‖W‖²_F. The bounds are uneven because ‖W‖²_F·left/b is hardly
     below ‖R‖²_F, and may be far above it: a value that is lower than the right side is trusted more.
+
+    In 32 and 64 bits ‖W‖²_F·√(left/b) takes the place of ‖W‖²_F·left/b. Only a steep spectrum has a rest
+    that rounding hides there, and the b vectors have seen more of it than their share.
 
     Args:
         found: what :func:`rest_norm` returned.
@@ -191,16 +206,19 @@ def rest_energy(found: RestNorm, Q: Tensor, B: Tensor, left: int) -> Tensor:
         left: m − ℓ, the number of R's singular values.
     """
     ops = products.of(B.device)
-    E = -ops.gram(Q.mT)
+    fine = B.dtype.itemsize >= 4
+    E = -ops.gram(Q.mT.to(widest(Q.device)) if fine else Q.mT)
     E.diagonal(dim1=-2, dim2=-1).add_(1)
     E = torch.baddbmm(E, E, torch.baddbmm(E, E, E))
     # Squares of B may leave the range of float32. ‖B/δ‖_F is at most 1/least in the rules of rest_norm.
     held = ops.gram((B * found.inverse).to(B.dtype))
     energy = found.unheld - (E * held).sum((-2, -1))
     lengths = held.diagonal(dim1=-2, dim2=-1)
-    error = torch.linalg.vector_norm(lengths, dim=-1) * (ROUNDING / math.sqrt(B.shape[-1]))
+    rounding = ROUNDING_OF_SUMS if fine else ROUNDING / math.sqrt(B.shape[-1])
+    error = torch.linalg.vector_norm(lengths, dim=-1) * rounding
     error = error * torch.finfo(B.dtype).eps
-    likely = found.seen * max(1.0, left / found.vectors.shape[1])
+    share = max(1.0, left / found.vectors.shape[1])
+    likely = found.seen * (math.sqrt(share) if fine else share)
     return likely.clamp(energy - 3 * error, energy + error).maximum(found.seen)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
+from polarstep.float64 import fitting, in_float64
 from polarstep.polar.base import PolarMap
 from polarstep.polar.result import Lift
 from polarstep.products.sizes import unit_scaled
@@ -51,11 +52,12 @@ class Exact(PolarMap):
         """U Vᵀ without singular values up to ``rtol · σ₁``; rtol is max(m, n)·ε unless it is given."""
         # LAPACK refuses a whole batch for one NaN; here only the matrix with the NaN is lost.
         finite = X.isfinite().all(-1, keepdim=True).all(-2, keepdim=True)
-        X, _ = unit_scaled(torch.where(finite, X, 0).double())
+        X, _ = unit_scaled(in_float64(torch.where(finite, X, 0)))
         U, S, Vh = torch.linalg.svd(X, full_matrices=False)
         rtol = max(X.shape[-2:]) * epsilon if self.rtol is None else self.rtol
         nonzero = rtol * S[..., :1] < S
-        return torch.where(finite, (U * nonzero.unsqueeze(-2)) @ Vh, torch.nan)
+        T = fitting((U * nonzero.unsqueeze(-2)) @ Vh, finite.device)
+        return torch.where(finite, T, torch.nan)
 
     def largest_value(self, norm: Tensor) -> Tensor:
         """Always one."""

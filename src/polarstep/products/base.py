@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from polarstep.float64 import has_float64
 from polarstep.products.deflating import Deflating
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.plain import plain_product, product_like
@@ -138,10 +139,11 @@ class Products(Deflating):
         """``X/‖X‖_F`` for each matrix, in ``dtype``, of norm at most one; a zero matrix stays zero.
 
         The norm is accumulated in float64, because the squares of 1e-30 or 1e30 leave the range of
-        float32. Rounding to 16 bits could lift the norm above one, where the polynomials applied
-        next are steepest, so a 16-bit result is made a little smaller.
+        float32; a device without float64 scales X first. Rounding to 16 bits could lift the norm above
+        one, where the polynomials applied next are steepest, so a 16-bit result is made a little
+        smaller.
         """
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or not has_float64(X.device):
             X, _ = unit_scaled(X)  # torch.compile fuses it with the division
         norm = frobenius_norm(X)
         if X.dtype == torch.float64 or self.looks_for_free:
@@ -149,8 +151,9 @@ class Products(Deflating):
             small = torch.promote_types(X.dtype, torch.float32)
             norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
             return (X.to(small) / (norm / shrink_of(dtype))).to(dtype)
-        # One pass over memory. The factor is in float64: 1/‖X‖_F may leave the range of float32.
-        inverse = shrink_of(dtype) / norm.clamp_min(torch.finfo(torch.float64).tiny)
+        # One pass over memory. The factor is in float64, unless X was scaled: 1/‖X‖_F may leave the
+        # range of float32.
+        inverse = shrink_of(dtype) / norm.clamp_min(torch.finfo(norm.dtype).tiny)
         return torch.mul(X, inverse, out=torch.empty_like(X, dtype=dtype))
 
     def _in_range(self, X: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ ALIGNED = 16
 
 
 class Cuda(Products):
-    """The operations of a GPU without Triton, and of every other device that is not a CPU."""
+    """The operations of a GPU without our kernels, and of every other device that is not a CPU."""
 
     sketched_from = 768
 
@@ -36,7 +36,7 @@ class Cuda(Products):
         return super().sketched(factor, Omega, width)
 
     def gram(self, X: Tensor) -> Tensor:
-        """``XXᵀ``; for a 16-bit ``X`` in float32, without a float32 copy of ``X``."""
-        if X.dtype.itemsize == 2 and X.is_cuda:
+        """``XXᵀ``; for a 16-bit ``X`` in float32, on NVIDIA GPUs without a float32 copy of ``X``."""
+        if X.dtype.itemsize == 2 and X.is_cuda and torch.version.hip is None:  # AMD's refuse it
             return torch.bmm(X, X.mT, out_dtype=torch.float32)
         return super().gram(X)

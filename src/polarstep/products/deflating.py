@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from polarstep.float64 import widest
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.sizes import frobenius_norm
@@ -158,8 +159,9 @@ class Deflating(ABC):
         scale = (1 / norm).to(dtype)
 
         Y = (exact @ V - D @ (B @ V)) * scale
-        U = (Y.double() @ _orthonormalizing(Y)).to(dtype)
-        W = ((exact.mT @ U - B.mT @ (D.mT @ U)) * scale).double()  # as if ‖A‖_F = 1
+        wide = widest(A.device)
+        U = (Y.to(wide) @ _orthonormalizing(Y)).to(dtype)
+        W = ((exact.mT @ U - B.mT @ (D.mT @ U)) * scale).to(wide)  # as if ‖A‖_F = 1
         seen = torch.linalg.matrix_norm(W, keepdim=True)
         # A zero matrix, or a matrix with a NaN, adds nothing to the vectors that are carried on.
         usable = (seen > 0) & torch.isfinite(seen)
@@ -256,11 +258,13 @@ def _energy(A: Tensor, squares: Tensor | None) -> Tensor:
 
 
 def _orthonormalizing(Y: Tensor) -> Tensor:
-    """N (batch, b, b) in float64 with which YN has orthonormal columns, from the Cholesky factor of YᵀY.
+    """N (batch, b, b) with which YN has orthonormal columns, from the Cholesky factor of YᵀY.
 
-    Directions of Y below 2⁻¹⁰·‖Y‖_F are left shorter than one: NNᵀ = (YᵀY + 2⁻²⁰‖Y‖²_F·I)⁻¹.
+    N is in float64 where the device has it. Directions of Y below 2⁻¹⁰·‖Y‖_F are left shorter than one:
+    NNᵀ = (YᵀY + 2⁻²⁰‖Y‖²_F·I)⁻¹.
     """
-    S = Y.mT.double() @ Y.double()
+    Y = Y.to(widest(Y.device))
+    S = Y.mT @ Y
     diagonal = S.diagonal(dim1=-2, dim2=-1)
     trace = diagonal.sum(-1, keepdim=True)
     diagonal.add_(torch.where(trace > 0, SHIFT * trace, 1))

@@ -7,7 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from polarstep.float64 import has_float64
+
 __all__ = [
+    "frexp",
     "frobenius_norm",
     "largest_entry",
     "leaves_range",
@@ -25,13 +28,21 @@ _SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
 
 
 def frobenius_norm(X: Tensor) -> Tensor:
-    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32."""
+    """‖X‖_F of shape (batch, 1, 1), in float64: squares of 1e-30 or 1e30 leave the range of float32.
+
+    On a device without float64 it is in float32, of X scaled to unit size, and of rows first, as a sum
+    of millions of squares would lose digits.
+    """
     large = X.device.type == "cpu" and X.shape[-2:].numel() > PIECE
-    if not large or torch.compiler.is_compiling():
+    if large and not torch.compiler.is_compiling():
+        # A CPU makes a copy in float64 first. In pieces the copy stays in the cache: a fourth of the time.
+        norms = [_norm_by_pieces(x) for x in (X if X.is_contiguous() else X.mT)]
+        return torch.stack(norms)[:, None, None] if norms else X.new_zeros(0, 1, 1).double()
+    if has_float64(X.device):
         return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-    # A CPU makes a copy in float64 first. In pieces the copy stays in the cache: a fifth of the time.
-    norms = [_norm_by_pieces(x) for x in (X if X.is_contiguous() else X.mT)]
-    return torch.stack(norms)[:, None, None] if norms else X.new_zeros(0, 1, 1).double()
+    X, s = unit_scaled(X.float())
+    rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
+    return torch.linalg.vector_norm(rows, dim=-2, keepdim=True) / s
 
 
 def _norm_by_pieces(x: Tensor) -> Tensor:
@@ -76,9 +87,22 @@ def unit_scale_for(largest: Tensor, dtype: torch.dtype) -> Tensor:
 
     The power for zero is one.
     """
-    _, exponent = torch.frexp(largest)
+    _, exponent = frexp(largest)
     limit = math.frexp(torch.finfo(dtype).max)[1] - 2
     return torch.ldexp(torch.ones_like(largest), -exponent.clamp(-limit, limit))
+
+
+def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
+    """``torch.frexp(x)``, which torch does not have on Apple's GPUs, for x ≥ 0.
+
+    There the mantissa of a number below 2⁻¹²⁶ is below ½.
+    """
+    if x.device.type != "mps":
+        mantissa, exponent = torch.frexp(x)
+        return mantissa, exponent
+    exponent = (x.float().view(torch.int32) >> 23) - 126
+    exponent = torch.where(x == 0, 0, exponent)
+    return torch.ldexp(x, -exponent), exponent
 
 
 def shrink_of(dtype: torch.dtype) -> float:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
+from polarstep.float64 import fitting
 
 __all__ = ["Sketch", "default_generator"]
 
@@ -71,7 +72,7 @@ class Sketch(ABC):
     def _numbers(self, M: Tensor, width: int, generator: torch.Generator | None) -> Tensor:
         generator = default_generator(generator, M.device)
         dtype = torch.promote_types(M.dtype, torch.float32)
-        return self.draw(M.shape[-1], width, generator, dtype).to(M.device)
+        return fitting(self.draw(M.shape[-1], width, generator, dtype), M.device)
 
 
 def default_generator(generator: torch.Generator | None, device: torch.device) -> torch.Generator:

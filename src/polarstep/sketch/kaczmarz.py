@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.products.sizes import unit_scaled
+from polarstep.float64 import widest
+from polarstep.products.sizes import frexp, unit_scaled
 from polarstep.sketch.base import Sketch
 
 __all__ = ["Kaczmarz"]
@@ -38,10 +39,10 @@ class Kaczmarz(Sketch):
         """ℓ uniform variates, shared by a batch.
 
         Always float64, whatever ``dtype``: with thousands of columns, float32 would misplace columns
-        of small probability.
+        of small probability. A device without float64 takes float32 all the same.
         """
         if out is None:
-            out = torch.empty(width, device=generator.device, dtype=torch.float64)
+            out = torch.empty(width, device=generator.device, dtype=widest(generator.device))
         return out.uniform_(generator=generator)
 
     def columns(self, M: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,13 +89,13 @@ def _weights(M: Tensor) -> Tensor:
     M. After rounding, equal columns have equal weights in every layout, so that the same columns are
     drawn. Relative to the largest, no square leaves the range of float64.
     """
-    norm = torch.linalg.vector_norm(_in_range_of_squares(M), dim=-2, dtype=torch.float64)
+    norm = torch.linalg.vector_norm(_in_range_of_squares(M), dim=-2, dtype=widest(M.device))
     largest = norm.amax(-1, keepdim=True)
     weight = (norm / torch.where(largest > 0, largest, 1)).square()
-    mantissa, exponent = torch.frexp(weight)
+    mantissa, exponent = frexp(weight)
     return torch.ldexp((mantissa * 2**40).round() / 2**40, exponent)
 
 
 def _in_range_of_squares(M: Tensor) -> Tensor:
-    """``M`` itself, or scaled by a power of two where it is float64, whose squares may overflow."""
-    return unit_scaled(M)[0] if M.dtype == torch.float64 else M
+    """``M`` itself, or scaled by a power of two where squares in the widest precision may overflow."""
+    return unit_scaled(M)[0] if M.dtype == widest(M.device) else M

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from polarstep.float64 import in_float64
 from polarstep.theory.checks import is_whole
 
 __all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
@@ -280,7 +281,7 @@ def _clean(samples: Tensor) -> Tensor:
             f"{samples.dtype} on {samples.device}" if isinstance(samples, Tensor) else "no tensor"
         )
         raise TypeError(f"the samples are {what}: expected a tensor of real numbers")
-    x = samples.detach().flatten().to(torch.float64)
+    x = in_float64(samples.detach().flatten())
     if not bool(torch.isfinite(x).all()):
         raise ValueError(
             "the samples hold NaN or infinity: a tail index is about finite values; leave out the "

@@ -18,7 +18,6 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from polarstep.storage import refuse_unwritable
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.data.cifar10 import download_cifar10
@@ -32,6 +31,7 @@ from polarstep_lab.data.tokenizer import (
     shards_with_prefix,
     tokenize_files,
 )
+from polarstep_lab.storage import refuse_unwritable
 from polarstep_lab.structure import ConfigError
 
 __all__ = ["download", "tokenize"]

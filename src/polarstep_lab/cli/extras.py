@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from polarstep.storage import StorageError
+from polarstep_lab.storage import StorageError
 
 __all__ = ["REPORT", "need"]
 

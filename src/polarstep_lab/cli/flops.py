@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.table import Table
 
 from polarstep.distributed.ledger import PLANS
-from polarstep.storage import refuse_unwritable
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.flops import (
     METHODS,
@@ -35,6 +34,7 @@ from polarstep_lab.flops.communication import (
 )
 from polarstep_lab.flops.ledger import percent
 from polarstep_lab.flops.workload import named, names
+from polarstep_lab.storage import refuse_unwritable
 
 __all__ = ["flops"]
 

@@ -9,12 +9,12 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from polarstep.storage import StorageError
 from polarstep_lab.ablations import AXES
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import METHODS, all_methods, find_method
 from polarstep_lab.recipes import RECIPES
 from polarstep_lab.records.record import UNREADABLE, RunRecord, find_runs
+from polarstep_lab.storage import StorageError
 
 __all__ = ["list_"]
 

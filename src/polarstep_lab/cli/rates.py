@@ -18,12 +18,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from polarstep.storage import StorageError, refuse_unwritable, write_json
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.rates.figure import draw
 from polarstep_lab.rates.measured import Setup
 from polarstep_lab.rates.studies import SOLVERS, Row, batch_study, rate_study, tuning_study
+from polarstep_lab.storage import StorageError, refuse_unwritable, write_json
 
 __all__ = ["rates"]
 

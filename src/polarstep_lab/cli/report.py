@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from polarstep.storage import StorageError
 from polarstep_lab.cli.extras import REPORT, need
 from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.storage import StorageError
 
 __all__ = ["report"]
 

@@ -11,7 +11,6 @@ from typing import Annotated
 
 import typer
 
-from polarstep.storage import StorageError
 from polarstep_lab.cli.failures import DIVERGED, INTERRUPTED, clear_errors
 from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
 from polarstep_lab.cli.options import (
@@ -26,6 +25,7 @@ from polarstep_lab.cli.options import (
     overrides_of,
 )
 from polarstep_lab.records.directory import state_of
+from polarstep_lab.storage import StorageError
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import plan_run
 from polarstep_lab.training.interrupt import Interrupted

@@ -16,7 +16,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
-from polarstep.storage import write_atomically
+from polarstep_lab.storage import write_atomically
 
 __all__ = ["ShardError", "digest_of", "find_shards", "open_shard", "short_digest", "write_shard"]
 

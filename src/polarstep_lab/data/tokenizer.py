@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.shards import write_shard
+from polarstep_lab.storage import StorageError, read_json, write_json
 
 if TYPE_CHECKING:
     import tiktoken

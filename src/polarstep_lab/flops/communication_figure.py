@@ -8,10 +8,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from polarstep.polar import PolarMap
-from polarstep.storage import write_atomically
 from polarstep_lab.drawing.panels import Drawing, style_axes
 from polarstep_lab.flops.communication import Cost, MeshName, costs, maps_of, mesh_of
 from polarstep_lab.flops.workload import Workload
+from polarstep_lab.storage import write_atomically
 
 __all__ = ["RANKS", "communication_figure", "write_figure"]
 

@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import write_atomically
 from polarstep.theory.schedules import rate
 from polarstep_lab.rates.studies import Row
+from polarstep_lab.storage import write_atomically
 
 __all__ = ["draw"]
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import read_json
 from polarstep_lab.ablations import apply_axis
 from polarstep_lab.config import ConfigError, RunConfig, with_overrides
 from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes.recipe import Range, find_recipe
+from polarstep_lab.storage import read_json
 
 __all__ = ["read_recipe_file", "resolve", "search_space", "tuned"]
 

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from polarstep.storage import StorageError, read_lines, write_atomically
+from polarstep_lab.storage import StorageError, read_lines, write_atomically
 
 __all__ = ["ARCHIVE", "archived_runs", "read_archived", "split_path", "write_archive"]
 

@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
-from polarstep.storage import StorageError, write_json
 from polarstep_lab.records import record
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.mark import (
@@ -27,6 +26,7 @@ from polarstep_lab.records.mark import (
     some_of,
 )
 from polarstep_lab.records.record import Result, RunIdentity
+from polarstep_lab.storage import StorageError, write_json
 
 __all__ = [
     "check_directory",

@@ -20,8 +20,8 @@ try:
 except ImportError:  # Windows has no flock; there, two runs in one directory are not noticed.
     fcntl = None  # type: ignore[assignment]
 
-from polarstep.storage import StorageError
 from polarstep_lab.records.mark import LOCK, read_object, refuse_foreign
+from polarstep_lab.storage import StorageError
 
 __all__ = ["RunLock"]
 

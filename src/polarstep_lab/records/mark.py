@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polarstep.storage import StorageError, read_json
+from polarstep_lab.storage import StorageError, read_json
 
 __all__ = [
     "CONFIG",

@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import StorageError, refuse_unwritable, to_json
 from polarstep_lab.records import record
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, split_path, write_archive
 from polarstep_lab.records.mark import CONFIG
 from polarstep_lab.records.record import find_runs, read_files
+from polarstep_lab.storage import StorageError, refuse_unwritable, to_json
 
 __all__ = ["Packed", "pack", "without_machine"]
 

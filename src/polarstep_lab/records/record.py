@@ -33,10 +33,10 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from polarstep.storage import StorageError, read_json, read_lines, write_json
 from polarstep_lab.config import completed
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, read_archived, split_path
 from polarstep_lab.records.mark import CONFIG, is_foreign
+from polarstep_lab.storage import StorageError, read_json, read_lines, write_json
 
 __all__ = [
     "UNREADABLE",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polarstep.storage import StorageError
 from polarstep_lab.drawing.panels import Drawing
 from polarstep_lab.report.blocks import Block
 from polarstep_lab.report.content import blocks_of
@@ -15,6 +14,7 @@ from polarstep_lab.report.pages import html_page, markdown
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.runs import Runs, collect
 from polarstep_lab.report.tables import runs_csv, summary_csv
+from polarstep_lab.storage import StorageError
 
 __all__ = ["report_files", "stale_tables", "write_report"]
 

@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
-from polarstep.storage import (
+from polarstep_lab.storage import (
     StorageError,
     read_json,
     refuse_unwritable,

@@ -18,11 +18,11 @@ from multiprocessing.queues import Queue
 
 import torch
 
-from polarstep.storage import StorageError
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.data.cifar10 import DatasetError
 from polarstep_lab.data.shards import ShardError
 from polarstep_lab.records.record import MetricRow, Result
+from polarstep_lab.storage import StorageError
 from polarstep_lab.suites.suite import PlannedRun
 from polarstep_lab.training.interrupt import ctrl_c_blocked, unblock_ctrl_c
 from polarstep_lab.training.train import Interrupted, train

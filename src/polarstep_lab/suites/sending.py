@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from shutil import copyfileobj
 
-from polarstep.storage import StorageError, write_atomically
 from polarstep_lab.records.directory import files_of_run
 from polarstep_lab.records.mark import LOCK
 from polarstep_lab.records.record import RESULT
+from polarstep_lab.storage import StorageError, write_atomically
 
 __all__ = ["packed", "unpack"]
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import StorageError, refuse_unwritable
 from polarstep_lab.ablations import apply_axis, find_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import Method
@@ -21,6 +20,7 @@ from polarstep_lab.recipes import read_recipe_file, resolve
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.mark import CONFIG
 from polarstep_lab.records.record import Ablation, RunIdentity
+from polarstep_lab.storage import StorageError, refuse_unwritable
 
 __all__ = ["PlannedRun", "ablation_runs", "comparison_runs", "pending", "plan_run"]
 

@@ -28,9 +28,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polarstep.distributed.layout import is_sharded, whole
-from polarstep.storage import StorageError, write_atomically
 from polarstep_lab.config import completed
 from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
+from polarstep_lab.storage import StorageError, write_atomically
 from polarstep_lab.training.ranks import Ranks
 
 __all__ = ["Progress", "load_checkpoint", "resume_from", "save_checkpoint"]

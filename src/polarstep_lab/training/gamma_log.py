@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 import polarstep as ps
 from polarstep.diagnostics.monitor import Monitor
-from polarstep.storage import JsonLines
+from polarstep_lab.storage import JsonLines
 
 __all__ = ["GammaLog"]
 

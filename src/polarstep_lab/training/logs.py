@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch.optim import Optimizer
 
-from polarstep.storage import JsonLines
 from polarstep_lab.config import RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.record import MetricRow
+from polarstep_lab.storage import JsonLines
 from polarstep_lab.training.checkpoint import Progress
 from polarstep_lab.training.gamma_log import GammaLog
 from polarstep_lab.training.noise_log import NoiseLog

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from enum import IntFlag
 from pathlib import Path
 
-from polarstep.storage import StorageError
 from polarstep_lab.config import RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.record import MetricRow, Result, Status
+from polarstep_lab.storage import StorageError
 from polarstep_lab.training.checkpoint import save_checkpoint
 from polarstep_lab.training.interrupt import Interrupt, Interrupted
 from polarstep_lab.training.logs import RunLogs

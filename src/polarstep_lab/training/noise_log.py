@@ -29,8 +29,8 @@ from polarstep.diagnostics.gradient_noise import NoiseDraws, draw_noise, held_st
 from polarstep.optim.routing.anatomy import dissect
 from polarstep.optim.routing.roles import find_role
 from polarstep.rng import key_to_seed
-from polarstep.storage import JsonLines, read_lines
 from polarstep_lab.config import RunConfig
+from polarstep_lab.storage import JsonLines, read_lines
 from polarstep_lab.training.ranks import Ranks
 from polarstep_lab.training.tasks import Task
 

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import torch
 
-from polarstep.storage import StorageError
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.directory import check_directory, claim_directory
 from polarstep_lab.records.environment import record_environment
 from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.record import Result, RunIdentity
+from polarstep_lab.storage import StorageError
 from polarstep_lab.training.checkpoint import Progress, resume_from
 from polarstep_lab.training.images import ImageTask
 from polarstep_lab.training.interrupt import Interrupted

@@ -13,8 +13,8 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from polarstep.storage import StorageError, read_json, refuse_unwritable, write_json
 from polarstep_lab.config import ConfigError
+from polarstep_lab.storage import StorageError, read_json, refuse_unwritable, write_json
 from polarstep_lab.tune.study import DONE, StudySpec, best_trial, count, open_study
 
 __all__ = [

@@ -25,9 +25,9 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from polarstep.rng import key_to_seed
-from polarstep.storage import read_lines, to_json
 from polarstep_lab.config import ConfigError
 from polarstep_lab.recipes import Range
+from polarstep_lab.storage import read_lines, to_json
 
 try:
     import fcntl

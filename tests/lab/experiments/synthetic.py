@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from polarstep.storage import JsonLines, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
 from polarstep_lab.report import pages
 from polarstep_lab.report.content import blocks_of
+from polarstep_lab.storage import JsonLines, write_json
 from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs
 
 DEVICE = "Synthetic CPU"

@@ -12,13 +12,13 @@ import pytest
 from tests.lab.experiments.synthetic import write_run, write_table_2
 from typer.testing import CliRunner
 
-from polarstep.storage import StorageError, read_json, read_lines, write_json
 from polarstep_lab.cli import app
 from polarstep_lab.records.archive import ARCHIVE, write_archive
 from polarstep_lab.records.directory import files_of_run
 from polarstep_lab.records.pack import _stripped, pack
 from polarstep_lab.records.record import Ablation, RunRecord, find_runs, read_files
 from polarstep_lab.report import report_files
+from polarstep_lab.storage import StorageError, read_json, read_lines, write_json
 
 
 @pytest.fixture

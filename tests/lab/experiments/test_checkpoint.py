@@ -12,9 +12,9 @@ import torch
 from tests.lab.experiments.small import tiny_gpt
 from tests.lab.experiments.test_train import StopAt, assert_same_run, state
 
-from polarstep.storage import StorageError
 from polarstep_lab.records import record
 from polarstep_lab.records.record import Result, RunRecord
+from polarstep_lab.storage import StorageError
 from polarstep_lab.training import checkpoint
 from polarstep_lab.training.train import Interrupted, identify, train
 

@@ -13,7 +13,6 @@ import torch
 from tests.lab.experiments.small import tiny_gpt
 
 import polarstep as ps
-from polarstep.storage import write_json
 from polarstep_lab.ablations import AXES, apply_axis
 from polarstep_lab.config import (
     ConfigError,
@@ -27,6 +26,7 @@ from polarstep_lab.methods import METHODS, OURS, find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.recipes import RECIPES, find_recipe, resolve, search_space, tuned
+from polarstep_lab.storage import write_json
 from polarstep_lab.structure import parse_assignment
 from polarstep_lab.training.language import LanguageTask
 from polarstep_lab.training.optimizers import (

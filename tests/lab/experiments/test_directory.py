@@ -15,13 +15,13 @@ from tests.lab.experiments.small import TINY_GPT, tiny_gpt
 from tests.processes import PATIENCE, ROOT
 from typer.testing import CliRunner
 
-from polarstep.storage import StorageError
 from polarstep_lab.cli import app
 from polarstep_lab.records import record
 from polarstep_lab.records.directory import claim_directory, state_of
 from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.mark import LOCK, MARK, is_run_directory
 from polarstep_lab.records.record import Result, RunIdentity, RunRecord
+from polarstep_lab.storage import StorageError
 from polarstep_lab.training.train import identify, train
 
 SMALL = [
@@ -245,7 +245,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tests.lab.experiments.small import tiny_gpt
-from polarstep.storage import StorageError
+from polarstep_lab.storage import StorageError
 from polarstep_lab.training.train import train
 
 directory, count = Path(sys.argv[1]), int(sys.argv[2])
@@ -297,7 +297,7 @@ def test_of_twenty_starts_in_one_directory_one_runs_and_is_recorded(tmp_path):
 CLAIM = """
 import os, sys, time
 from pathlib import Path
-from polarstep.storage import StorageError
+from polarstep_lab.storage import StorageError
 from polarstep_lab.records import lock
 from polarstep_lab.records.directory import claim_directory
 from polarstep_lab.records.lock import RunLock

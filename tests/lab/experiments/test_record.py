@@ -11,7 +11,6 @@ import re
 
 import pytest
 
-from polarstep.storage import JsonLines, StorageError, read_json, write_atomically, write_json
 from polarstep_lab.recipes.resolve import resolve
 from polarstep_lab.records.record import (
     Ablation,
@@ -21,6 +20,7 @@ from polarstep_lab.records.record import (
     RunRecord,
     find_runs,
 )
+from polarstep_lab.storage import JsonLines, StorageError, read_json, write_atomically, write_json
 
 
 def identity(**changes):

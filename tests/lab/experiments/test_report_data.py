@@ -9,7 +9,6 @@ import pytest
 from tests.lab.experiments.small import TINY_CNN, TINY_GPT, fake_cifar10
 from tests.lab.experiments.synthetic import markdown, write_planned
 
-from polarstep.storage import read_json, write_json
 from polarstep_lab.data.shards import write_shard
 from polarstep_lab.methods import find_methods
 from polarstep_lab.records.pack import pack
@@ -17,6 +16,7 @@ from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report import report_files
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect
+from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 from polarstep_lab.training.train import train
 

@@ -14,7 +14,6 @@ import pytest
 from matplotlib.figure import Figure
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
-from polarstep.storage import StorageError
 from polarstep_lab.drawing.palette import CHROME, SERIES, look_of
 from polarstep_lab.drawing.panels import Drawing, Panel, Series
 from polarstep_lab.methods import all_methods
@@ -24,6 +23,7 @@ from polarstep_lab.report.figures import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect
+from polarstep_lab.storage import StorageError
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from tests.lab.experiments.synthetic import (
     write_table_2,
 )
 
-from polarstep.storage import read_json, write_json
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
 from polarstep_lab.recipes import resolve
@@ -33,6 +32,7 @@ from polarstep_lab.report.pages import brief_lines
 from polarstep_lab.report.reasons import reasons
 from polarstep_lab.report.runs import at_a_time, collect, ran_alone
 from polarstep_lab.report.tables import summary_csv
+from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import comparison_runs
 
 

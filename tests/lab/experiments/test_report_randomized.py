@@ -7,7 +7,6 @@ import itertools
 import pytest
 from tests.lab.experiments.synthetic import markdown, write_run
 
-from polarstep.storage import read_json, write_json
 from polarstep_lab.estimates import number
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
@@ -15,6 +14,7 @@ from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import brief_lines
 from polarstep_lab.report.randomized import pairs_of, randomized_table, verdict
 from polarstep_lab.report.runs import collect
+from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import plan_run
 
 FULL, POLYAK = "Muon (Nesterov)", "Muon (Polyak)"

@@ -11,13 +11,13 @@ import statistics
 import pytest
 from tests.lab.experiments.synthetic import markdown, write_comparison, write_planned, write_run
 
-from polarstep.storage import StorageError, read_json, write_json
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect
 from polarstep_lab.report.tables import runs_csv, summary_csv
+from polarstep_lab.storage import StorageError, read_json, write_json
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 

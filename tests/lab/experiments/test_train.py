@@ -19,13 +19,13 @@ from tests.forking import fork
 from tests.lab.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
 from tests.processes import PATIENCE
 
-from polarstep.storage import StorageError
 from polarstep_lab.config import RunConfig
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.data.tokens import TokenWindows
 from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records import record
 from polarstep_lab.records.record import TIME_FIELDS, MetricRow, Result, RunRecord
+from polarstep_lab.storage import StorageError
 from polarstep_lab.training import checkpoint
 from polarstep_lab.training.train import Interrupted, StopTraining, build_task, train
 

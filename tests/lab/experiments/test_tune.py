@@ -18,9 +18,9 @@ from tests.forking import fork
 from tests.lab.experiments.objectives import Arrives, Bowl, Dies
 from tests.processes import PATIENCE, start
 
-from polarstep.storage import StorageError
 from polarstep_lab.config import ConfigError
 from polarstep_lab.recipes import Range, resolve
+from polarstep_lab.storage import StorageError
 from polarstep_lab.tune import (
     StudySpec,
     best_recipe,

@@ -7,6 +7,7 @@ content     the form of a checkpoint, checked before anything is read from it
 matching    which parameter of a checkpoint is which parameter of the optimizer
 
 A ``state_dict`` names classes of this package without their module. A pickle of an optimizer does not:
-it names the classes it holds in ``optim.muon``, ``optim.added``, ``optim.elementwise``,
-``optim.transforms`` and ``optim.routing.routes``, so these modules cannot move without an alias.
+it names the classes it holds in ``optim.muon``, ``optim.rates``, ``optim.elementwise``,
+``optim.transforms``, ``optim.routing.known_model`` and ``optim.routing.routes``, so these modules cannot
+move without an alias.
 """

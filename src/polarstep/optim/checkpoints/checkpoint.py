@@ -37,13 +37,14 @@ from polarstep.optim.stepping.collect import State, momentum_dtype
 from polarstep.optim.stepping.elementwise_step import check_buffers
 from polarstep.optim.stepping.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.transforms import NormalizedRows
-from polarstep.polar import Finder, PolarMap, Warm
+from polarstep.polar import Finder, PolarMap
 from polarstep.sketch import Sketch
 
 __all__ = ["Checkpointed"]
 
-# Checkpoints from before release 0.1 may hold polar maps and transforms as objects: let torch.load read
-# them with weights_only=True, its default.
+# Other code may pickle the groups themselves, with the maps and transforms in them: Lightning's
+# BackboneFinetuning does so in the state of its callback, beside a state_dict in one file. These classes
+# are plain records, so torch.load may read them with weights_only=True, its default.
 torch.serialization.add_safe_globals(
     [
         part
@@ -52,9 +53,7 @@ torch.serialization.add_safe_globals(
         if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
     ]
 )
-# A transform, and Warm under the module path that it had then.
-torch.serialization.add_safe_globals([NormalizedRows, (Warm, "polarstep.sketch.warm.Warm")])
-
+torch.serialization.add_safe_globals([NormalizedRows])
 
 STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
 
@@ -68,6 +67,7 @@ class Checkpointed(Optimizer):
     """
 
     _pickled: tuple[str, ...] = ()
+    _being_loaded: Sequence[dict[str, Any]] = ()  # the checkpoint, while load_state_dict runs
 
     def _start(self) -> None:
         """Set the attributes that neither a checkpoint nor a pickle holds."""
@@ -77,13 +77,24 @@ class Checkpointed(Optimizer):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """The state and the groups, as torch has them, with every option as plain data."""
+        """The state and the groups, as torch has them, with every option as plain data.
+
+        Hooks of ``register_state_dict_post_hook`` get this plain data, and what they return is returned.
+        """
         self._check_held()
-        content = super().state_dict()
-        if has_ranks():
-            content = content | {"state": self._with_placeholders(content["state"])}
-        groups = [encoded_group(group) for group in content["param_groups"]]
-        return content | {"param_groups": groups}
+
+        def first(_: Optimizer, content: dict[str, Any]) -> dict[str, Any]:
+            """Make plain data of what torch has, before the user's hooks."""
+            if has_ranks():
+                content = content | {"state": self._with_placeholders(content["state"])}
+            groups = [encoded_group(group) for group in content["param_groups"]]
+            return content | {"param_groups": groups}
+
+        handle = self.register_state_dict_post_hook(first, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
 
     def _check_held(self) -> None:
         """Raise if a parameter with a state is in no group, where torch would raise a ``KeyError``."""
@@ -156,13 +167,22 @@ class Checkpointed(Optimizer):
             return seen[0]
 
         handle = self.register_load_state_dict_pre_hook(last)
+        self._being_loaded = seen
         try:
             super().load_state_dict(state_dict | {"param_groups": groups})
         finally:
+            self._being_loaded = ()
             handle.remove()
-        for saved, group in zip(seen[0]["param_groups"], self.param_groups, strict=True):
+
+    def _undo_casts(self, content: dict[str, Any]) -> None:
+        """Take from ``content``, a checkpoint just loaded, what torch has cast but a step keeps.
+
+        :meth:`__setstate__` calls this, which torch calls before the user's post hooks: what a hook
+        writes to the state stays.
+        """
+        for saved, group in zip(content["param_groups"], self.param_groups, strict=True):
             for key, p in zip(saved["params"], group["params"], strict=True):
-                of_parameter = seen[0]["state"].get(key, {})
+                of_parameter = content["state"].get(key, {})
                 for name in _kept_as_saved(group, p, of_parameter):
                     value = of_parameter.get(name)
                     if isinstance(value, Tensor):
@@ -184,9 +204,8 @@ class Checkpointed(Optimizer):
             options.pop("param_names", None)
             if "param_names" in now:
                 options["param_names"] = now["param_names"]
-            for key in ("lr_scale", LR_SCALE):
-                if callable(options.get(key)) and options[key] is known.get(LR_SCALE):
-                    del options[key]
+            if callable(options.get(LR_SCALE)) and options[LR_SCALE] is known.get(LR_SCALE):
+                del options[LR_SCALE]
             found.append(options)
         return found
 
@@ -211,6 +230,8 @@ class Checkpointed(Optimizer):
         if unpickled:
             self._start(**started_with)
         super().__setstate__(state)
+        for content in self._being_loaded:
+            self._undo_casts(content)
         for p, of_parameter in self.state.items():
             # torch leaves AdamW's counter on the device the checkpoint was read to.
             if isinstance(of_parameter.get("step"), Tensor):

@@ -71,11 +71,8 @@ def described(value: Any, depth: int = 0) -> dict[str, Any]:
 def differs(saved: Mapping[str, Any], value: Any) -> str:
     """How ``value`` differs from the description of a saved function; empty if it does not.
 
-    Bytecode of another version of Python is not compared, nor anything that an older checkpoint lacks.
+    Bytecode of another version of Python is not compared.
     """
-    if set(saved) == {"function"}:
-        # Older checkpoints name lambdas, and objects with a __qualname__, in this way.
-        return "" if saved["function"] == path_of(value) else "another function"
     here = json.loads(json.dumps(described(value)))
     if _is_same(saved, here):
         return ""
@@ -106,7 +103,7 @@ def _compared(there: Mapping[str, Any], here: Mapping[str, Any]) -> list[str]:
 def path_of(value: Any) -> str:
     """Module and name of a class or a function; the name alone for classes of this package.
 
-    A file of the package may then move, and older checkpoints still load.
+    A file of the package may then move, and checkpoints still load.
     """
     module = getattr(value, "__module__", "") or ""
     name = getattr(value, "__qualname__", None) or repr(value)

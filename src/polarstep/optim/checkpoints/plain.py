@@ -47,12 +47,10 @@ def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
 def decoded_group(group: dict[str, Any], now: dict[str, Any] | None = None) -> dict[str, Any]:
     """The inverse of :func:`encoded_group`; ``now`` is the group that the optimizer has at present."""
     now = now or {}
-    found = {}
-    for key, value in group.items():
-        # Older checkpoints have lr_scale under its own name.
-        ours, option = (LR_SCALE, "lr_scale") if key in (LR_SCALE, "lr_scale") else (key, key)
-        found[key] = decoded(value, now.get(ours), option=option)
-    return found
+    return {
+        key: decoded(value, now.get(key), option="lr_scale" if key == LR_SCALE else key)
+        for key, value in group.items()
+    }
 
 
 def encoded(value: Any) -> Any:
@@ -70,7 +68,7 @@ def encoded(value: Any) -> Any:
 
 
 def decoded(value: Any, now: Any = None, option: str = "option") -> Any:
-    """The inverse of :func:`encoded`; an object, which older checkpoints may have, is returned as given.
+    """The inverse of :func:`encoded`; an object, which a hook may have put there, is returned as given.
 
     ``now`` is the option's present value. It is returned where ``value`` describes a function or names
     an object, and ``now`` fits that description.
@@ -89,14 +87,17 @@ def _unreadable(value: object, option: str) -> ValueError:
     return ValueError(
         f"{option} of the checkpoint is {value!r}, which cannot be read: expected what "
         "optimizer.state_dict() wrote. Where the file is damaged or was edited, load an earlier "
-        "checkpoint, or go on with what the optimizer has: "
-        f'for group in state_dict["param_groups"]: group.pop({_key_of(option)!r}, None)'
+        f"checkpoint, or {_go_on(option)}"
     )
 
 
-def _key_of(option: str) -> str:
-    """The key under which a group has an option."""
-    return LR_SCALE if option == "lr_scale" else option
+def _go_on(option: str) -> str:
+    """The remedy of taking an option out of a checkpoint."""
+    key = LR_SCALE if option == "lr_scale" else option
+    return (
+        "go on with what the optimizer has: "
+        f'for group in state_dict["param_groups"]: group.pop({key!r}, None)'
+    )
 
 
 def _packed(value: Any) -> Any:
@@ -141,15 +142,20 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
         if not isinstance(value["class"], str) or not isinstance(value.get("options"), dict):
             raise _unreadable(value, option)
         kind = _class_of(value["class"], now, option)
-        known = {each.name for each in fields(kind)}
+        unknown = sorted(
+            value["options"].keys() - {each.name for each in fields(kind) if each.init}
+        )
+        if unknown:
+            raise ValueError(
+                f"{option} of the checkpoint is a {value['class']} with {', '.join(unknown)}, an option "
+                f"that the class does not have here: expected the version that wrote the checkpoint; "
+                f"{_go_on(option)}"
+            )
         options = {
             name: _unpacked(each, getattr(now, name, None), option)
             for name, each in value["options"].items()
-            if name in known
         }
         return kind(**options)
-    if value == {"function": "fan_ratio"}:
-        return "fan-ratio"  # older versions had it as a function
     how = "another object"
     if callable(now) and not isinstance(now, KINDS):
         how = differs(value, now)
@@ -161,8 +167,7 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
     raise ValueError(
         f"{option} of the checkpoint is {_called(value)}, which a checkpoint holds by its {by} alone: "
         f"expected the optimizer to have it, but its {option} is {now!r} ({how}); give {option}= to the "
-        "optimizer before load_state_dict, or go on with what the optimizer has: "
-        f'for group in state_dict["param_groups"]: group.pop({_key_of(option)!r}, None)'
+        f"optimizer before load_state_dict, or {_go_on(option)}"
     )
 
 

@@ -13,10 +13,10 @@ from polarstep.optim.groups import ELEMENTWISE, Group, named_params
 from polarstep.optim.routing.following import Places
 from polarstep.optim.stepping.collect import State, Work
 
-__all__ = ["Told", "callers_level"]
+__all__ = ["MistakeWarnings", "callers_level"]
 
 
-class Told:
+class MistakeWarnings:
     """The warnings that an optimizer has given, and what it must know to notice a mistake."""
 
     def __init__(self) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from polarstep.distributed.layout import is_sharded
 from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.optim.flattened import check_whole
 from polarstep.optim.groups import Group, named_params
 
 __all__ = ["Sizes", "check_shapes"]
@@ -38,6 +39,8 @@ class Sizes:
         if shapes == self._known:
             return
         for group in groups:
+            if group.get("algorithm") == "muon":
+                check_whole(named_params(group))
             for name, p in named_params(group):
                 check_shapes(name, p, state.get(p, {}), group)
         self._known = shapes

@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise_rule import Elementwise, group_of
+from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Group
 from polarstep.optim.routing.adapters import find_adapter
 from polarstep.optim.routing.anatomy import Anatomy, Site, dissect
@@ -72,6 +73,7 @@ class Choices:
         if not asked:
             return []
         check_shaped(model, "then add the parameters")
+        check_unflattened(model)
         anatomy = dissect(model)
         sites = [site for site in anatomy.sites if id(site.parameter) in asked]
         return grouped(self._routed(anatomy, sites, later=True))

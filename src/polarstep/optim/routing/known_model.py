@@ -22,8 +22,6 @@ from polarstep.optim.routing.routes import Route, not_added
 
 __all__ = ["KnownModel"]
 
-PICKLED = {"_left_out": "left_out", "_vectors": "vectors"}  # the names in a pickle, and the fields
-
 
 @dataclass(frozen=True, eq=False)
 class KnownModel:
@@ -67,17 +65,9 @@ class KnownModel:
         """The same knowledge after the parameters called ``names`` were added."""
         return replace(self, left_out=tuple(row for row in self.left_out if row.name not in names))
 
-    def pickled(self) -> dict[str, Any]:
-        """What a pickle of the optimizer holds: neither the model, nor the rules for its parameters.
-
-        The names are those of attributes of the optimizer in earlier versions, whose pickles load.
-        """
-        return {key: getattr(self, name) for key, name in PICKLED.items()}
-
-    @staticmethod
-    def unpickled(state: dict[str, Any]) -> KnownModel:
-        """What :meth:`pickled` put into ``state``, which loses these entries."""
-        return KnownModel(**{PICKLED[key]: state.pop(key) for key in PICKLED.keys() & state})
+    def pickled(self) -> KnownModel:
+        """What a pickle of the optimizer holds: neither the model, nor the rules for its parameters."""
+        return KnownModel(left_out=self.left_out, vectors=self.vectors)
 
     def for_copy(self, memo: dict[int, Any]) -> KnownModel:
         """What a deep copy holds; ``memo`` has everything that was copied before.

@@ -20,6 +20,7 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import Elementwise, meant
+from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Nonfinite, Rounding
 from polarstep.optim.misnamed import check_names, with_known_names
 from polarstep.optim.muon import Muon
@@ -293,6 +294,7 @@ def _check_model(model: nn.Module) -> None:
                 "of a program that was loaded from a file, or unflattened, give groups to polarstep.Muon"
             )
     check_shaped(model, "then call muon_for")
+    check_unflattened(model)
 
 
 def _is_exported(module: nn.Module) -> bool:

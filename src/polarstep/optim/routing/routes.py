@@ -129,7 +129,7 @@ def routes_of(
                     polar += f", {group['transform'].describe()}"
                 plan = plan_of(group, p)
                 alone = plan is None or plan.startswith("local")
-                if alone and can_tabulate(group, p if plan is None else local(p).detach(), None):
+                if alone and can_tabulate(group, p if plan is None else local(p).detach()):
                     polar += ", fused"
                 if _has_owners(plan) and can_replay(group, p.device):
                     polar += ", map as a CUDA graph"

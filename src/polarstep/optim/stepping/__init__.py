@@ -1,6 +1,7 @@
 """A step: which matrices go through a polar map together, and how they are read and written.
 
 collect           the parameters that have a gradient, and the bucket of each matrix
+  magnitude       the largest entry of each of many tensors, in few launches
 step              equation (1) for one bucket, written once
 by_tensors        buckets in plain torch operations, on any device
   target          one parameter of such a step: its momentum, M, and the update of X

@@ -25,13 +25,22 @@ from polarstep.optim.scaling import corrected
 from polarstep.optim.stepping import step
 from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
-from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
+from polarstep.optim.stepping.low_precision import is_compensated, momentum_of, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
+from polarstep.undisturbed import on_device
 
-__all__ = ["TableBucket", "addresses", "can_tabulate", "lies_like", "runs_by_kernels"]
+__all__ = [
+    "ALIGNMENT",
+    "TableBucket",
+    "can_tabulate",
+    "lies_like",
+    "offsets",
+    "readable",
+    "runs_by_kernels",
+]
 
 # Vector loads need addresses that are multiples of this many bytes.
 ALIGNMENT = 16
@@ -43,7 +52,7 @@ def runs_by_kernels(group: Group, device: torch.device) -> bool:
     return rounds and kernels.available(device)
 
 
-def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
+def can_tabulate(group: Group, p: Tensor) -> bool:
     """Whether the kernels can update ``p`` in place, by its dtype, layout and group options."""
     if not runs_by_kernels(group, p.device):
         return False
@@ -64,7 +73,6 @@ def can_tabulate(group: Group, p: Tensor, buffer: Tensor | None) -> bool:
         )
         and _rows_in_turn(p, view)
         and lies_like(p, p)
-        and (buffer is None or lies_like(buffer, p))
     )
 
 
@@ -81,20 +89,37 @@ def _rows_in_turn(p: Tensor, view: MatrixView) -> bool:
     return flattened and p.dim() in formats and p.is_contiguous(memory_format=formats[p.dim()])
 
 
+def readable(G: Tensor, p: Tensor) -> bool:
+    """Whether the kernels can read the gradient of ``p``, as it lies or in a copy."""
+    return (type(G) is Tensor or not is_traceable_wrapper_subclass(G)) and G.dtype == p.dtype
+
+
 def lies_like(tensor: Tensor, p: Tensor) -> bool:
-    """Whether ``tensor`` has the dtype and strides of ``p`` and an aligned address of its own."""
+    """Whether the kernels can work on ``tensor`` in place: in the layout of ``p``, and aligned."""
     return (
-        (type(tensor) is Tensor or not is_traceable_wrapper_subclass(tensor))
-        and tensor.dtype == p.dtype
+        readable(tensor, p)
+        and tensor.device == p.device
         and tensor.stride() == p.stride()
         and tensor.data_ptr() % ALIGNMENT == 0
     )
 
 
-def addresses(member: Member, first: int) -> list[int]:
-    """Addresses of a member's matrices in a tensor at ``first`` laid out as its parameter."""
+def has_momentum_like(p: Tensor, of_parameter: dict[str, Any]) -> bool:
+    """Whether the kernels can update C, which is put in the precision and layout of ``p`` if it can be.
+
+    A checkpoint that went through another format may have C of a ``channels_last`` filter in another
+    order. While a graph is captured it stays there, as every replay would copy it again.
+    """
+    C = momentum_of(p, of_parameter, p.dtype)
+    if not lies_like(C, p) and readable(C, p) and C.device == p.device and not in_a_graph():
+        C = of_parameter["momentum_buffer"] = torch.empty_like(p).copy_(C)
+    return lies_like(C, p)
+
+
+def offsets(member: Member) -> list[int]:
+    """The first bytes of a member's matrices, from the first byte of its parameter."""
     size = member.param.element_size()
-    return [first + size * corner for corner in member.view.corners(member.block)]
+    return [size * corner for corner in member.view.corners(member.block)]
 
 
 class TableBucket:
@@ -108,7 +133,6 @@ class TableBucket:
         self.strided = False  # whether some matrices are parts of wider ones
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
-        self.key: tuple[int | str, ...] = ()  # the key of this step's generator
         self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
         self._carry = Carry()
         self._parts: list[Carry] = []  # views of _carry in the optimizer's state
@@ -133,6 +157,10 @@ class TableBucket:
         """Whether the map has state."""
         return bool(self.signature.polar.carries)
 
+    def forget(self) -> None:
+        """Leave the carry to the state of the parameters that were in this bucket; others come now."""
+        self._carry, self._parts = Carry(), []
+
     def prepare(
         self, members: list[Member], state: State, at: int, *, recalls: bool = True
     ) -> None:
@@ -156,14 +184,13 @@ class TableBucket:
 
             shape = (self.count, parts_of(its.m, its.n))
             self._squares = torch.empty(shape, dtype=torch.float64, device=its.device)
-        numbers, self.key = its.drawn_at(at)
+        numbers, key = its.drawn_at(at)
         self.draws = numbers is not None
-        if self.draws and self.key != self._drawn:
-            self._drawn = self.key
-            generator = rng.generator(*self.key, device=its.device)
+        if self.draws and key != self._drawn:
+            self._drawn = key
+            generator = rng.generator(*key, device=its.device)
             self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
-            # A carry that is still here belongs to parameters that were in this bucket before.
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
             self._carry, self._parts = first, []
         elif recalls:
@@ -172,7 +199,8 @@ class TableBucket:
     def launch(self, *, shown: bool = False) -> Polar:
         """Momentum, polar, update: launches only, on tensors that keep their place."""
         draw = Draw(self._numbers if self.draws else None, self._finite, self._squares, shown)
-        polar, left = step.launch(self.signature.polar, self, self._carry, draw)
+        with on_device(self.signature.device):
+            polar, left = step.launch(self.signature.polar, self, self._carry, draw)
         self._keep(left)
         return polar
 
@@ -242,9 +270,7 @@ class TableBucket:
         left = Carry(
             {k: t.to(kept[k]) if t.itemsize > kept[k].itemsize else t for k, t in left.items()}
         )
-        if known.keys() != left.keys() or any(
-            known[k].shape != left[k].shape or known[k].dtype != left[k].dtype for k in left
-        ):
+        if not _alike(known, left):
             # A copy: a carry may be a view of the random numbers, which are overwritten.
             self._carry, self._parts = Carry({k: t.clone() for k, t in left.items()}), []
             return
@@ -280,8 +306,26 @@ class TableBucket:
                     of_parameter[key] = value
 
     def _recall(self, members: list[Member], state: State) -> None:
-        """Read the carry from the optimizer's state, unless it is in place already."""
+        """Read the carry from the optimizer's state, unless it is in place already.
+
+        It is copied to where graphs of this bucket read it, if it has the same shape and precision. The
+        state of no other parameter is there (:meth:`forget`).
+        """
         known = all_recalled(self.signature, members, state)
         ours = [id(tensor) for part in self._parts for tensor in part.values()]
-        if not ours or ours != [id(tensor) for carry in known for tensor in carry.values()]:
-            self._carry, self._parts = Carry.joined(known), []
+        if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
+            return
+        joined, self._parts = Carry.joined(known), []
+        if _alike(joined, self._carry):
+            for name, tensor in joined.items():
+                self._carry[name].copy_(tensor)
+        else:
+            self._carry = joined
+
+
+def _alike(one: Carry, other: Carry) -> bool:
+    """Whether two carries have the same names, shapes and precisions."""
+    return one.keys() == other.keys() and all(
+        one[name].shape == other[name].shape and one[name].dtype == other[name].dtype
+        for name in one
+    )

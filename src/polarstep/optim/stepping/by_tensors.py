@@ -11,6 +11,7 @@ from torch import Tensor
 from polarstep import rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, whole
+from polarstep.float64 import fitting
 from polarstep.optim.groups import is_by_norm
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import entry, remember
@@ -29,6 +30,7 @@ from polarstep.optim.stepping.padded import step_padded
 from polarstep.optim.stepping.step import PolarHook, launch, show
 from polarstep.optim.stepping.target import Target, apply_updates
 from polarstep.polar import Carry, Draw, Polar, PolarMap
+from polarstep.undisturbed import on_device
 
 __all__ = ["PlainStep"]
 
@@ -83,7 +85,8 @@ class PlainStep:
             matrices = Tensors(part, [target_of(member) for member in part])
             in_place, drawn = is_large(signature, sharded), numbers[signature]
             try:
-                _step(signature, matrices, part, state, drawn, hooks, in_place=in_place)
+                with on_device(signature.device):
+                    _step(signature, matrices, part, state, drawn, hooks, in_place=in_place)
             except Exception as error:
                 if errors is None:
                     raise
@@ -103,7 +106,8 @@ class PlainStep:
         if constant and place in self._drawn and not in_a_graph():
             return self._drawn[place]
         dtype = torch.promote_types(signature.dtype, torch.float32)
-        numbers = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype).to(device)
+        drawn = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype)
+        numbers = fitting(drawn, device)
         if constant and not in_a_graph():
             if len(self._drawn) >= MOST_DRAWN:
                 del self._drawn[next(iter(self._drawn))]  # the oldest
@@ -130,8 +134,7 @@ def _step(
         polar, left = launch(signature.polar, matrices, carry, draw)
         _keep(signature, members, state, left)
     if hooks:
-        _, key = signature.drawn_at(signature.step)
-        show(hooks, signature, members, key, polar)
+        show(hooks, signature, members, polar)
 
 
 def _in_parts(
@@ -173,13 +176,13 @@ def finite_flags(members: list[Member]) -> Tensor | None:
     if all(member.work.finite is None for member in members):
         return None
     flags = [
-        torch.ones((), device=member.param.device)
+        torch.ones((), dtype=torch.bool, device=member.param.device)
         if member.work.finite is None
-        else member.work.finite[member.index].to(torch.float32)
+        else member.work.finite[member.index]
         for member in members
         for _ in range(member.count)
     ]
-    return torch.stack(flags)
+    return torch.stack(flags).to(torch.float32)
 
 
 def _keep(signature: Signature, members: list[Member], state: State, left: Carry) -> None:

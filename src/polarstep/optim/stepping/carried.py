@@ -44,7 +44,8 @@ def recalled(
 ) -> Carry | None:
     """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it.
 
-    Older checkpoints may hold ``polar.wide_carries`` in 16 bits; they are cast to float32 here.
+    Tensors of ``polar.wide_carries`` that other code has put there in 16 bits are cast to float32, as
+    kernels read them in.
     """
     if not polar.carries:
         return None
@@ -86,7 +87,7 @@ def written_over(known: Tensor | None, value: Tensor, finite: Tensor | None) -> 
     """Write ``value`` into ``known`` where ``finite`` allows it; return a new tensor if it does not fit.
 
     Returns ``None`` if ``known`` was written. It does not fit if it has another shape, or another
-    precision, as in checkpoints from before ``polar.wide_carries``.
+    precision, as after ``model.to(torch.bfloat16)``.
     """
     if known is not None and known.shape == value.shape:
         if finite is not None:

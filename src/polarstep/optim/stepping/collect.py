@@ -1,8 +1,8 @@
 """The first phase of a step: which parameters have gradients, and the bucket of each matrix.
 
-A bucket is all matrices of one :class:`Signature`: shape, precision, device, polar map, step. They go
-through the polar map as one batch, whichever groups and parameters they are in. This phase changes
-nothing.
+A bucket is all matrices of one :class:`Signature`: shape, precision, device, polar map, and the step if
+the map draws other random numbers at other steps. They go through the polar map as one batch, whichever
+groups and parameters they are in. This phase changes nothing.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from polarstep.optim.groups import (
 )
 from polarstep.optim.options import check_options
 from polarstep.optim.stepping.carried import recalled
+from polarstep.optim.stepping.magnitude import largest
 from polarstep.optim.transforms import followed
 from polarstep.polar import Carry, PolarMap
 
@@ -74,7 +75,7 @@ class Signature:
 
     polar: PolarMap  # the map that runs on this shape
     seed: int
-    step: int
+    step: int | None  # None if the map's random numbers do not depend on it
     m: int
     n: int
     dtype: torch.dtype
@@ -84,13 +85,16 @@ class Signature:
     resumed: bool  # whether the map continues from the last step's carry
     by_norm: bool  # whether steps are scaled by ‖T‖_F
 
-    def drawn_at(self, step: int) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
+    def drawn_at(self, step: int | None) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
         """What the random numbers of ``step`` depend on, and the key of their generator.
+
+        ``None`` is for any step, where :attr:`step` is ``None``.
 
         The former is ``None`` if the step needs no random numbers. The key is a function of seed, shape
         and step, so that a resumed run draws the same numbers. In a CUDA graph of the user's own a
         step draws as the first step does, since every replay of the graph must draw new numbers.
         """
+        step = 0 if step is None else step
         numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
         rest = (step,) if numbers is None else numbers
         return numbers, (self.seed, f"{self.m}x{self.n}", *rest)
@@ -205,19 +209,15 @@ def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) ->
 
 
 def _are_finite(grads: list[Tensor]) -> list[Tensor]:
-    """A flag per gradient, on its device: whether this rank's part is finite. The host does not wait.
-
-    The largest magnitude of a gradient is NaN or infinite exactly where some entry is. On a GPU one
-    launch finds it for all gradients; a CPU finds minimum and maximum twenty times as fast.
-    """
-    if all(grad.is_cuda and grad.numel() > 0 for grad in grads):
-        return [torch.isfinite(value) for value in torch._foreach_norm(grads, ord=float("inf"))]
-    return [
-        torch.isfinite(grad.amax()) & torch.isfinite(grad.amin())
-        if grad.numel() > 0
-        else torch.ones((), dtype=torch.bool, device=grad.device)
-        for grad in grads
-    ]
+    """A flag per gradient, on its device: whether this rank's part is finite. The host does not wait."""
+    alike: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for index, grad in enumerate(grads):
+        alike.setdefault((grad.device, grad.dtype), []).append(index)
+    flags = dict[int, Tensor]()
+    for indices in alike.values():
+        found = torch.isfinite(largest([grads[index] for index in indices])).unbind()
+        flags |= zip(indices, found, strict=True)
+    return [flags[index] for index in range(len(grads))]
 
 
 def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -246,7 +246,8 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
         signature = Signature(
             polar=polar,
             seed=group["seed"],
-            step=group["step"],
+            # A group that was added later has taken fewer steps than the others.
+            step=group["step"] if polar.numbers_at(0, resumed=False) else None,
             m=m,
             n=n,
             dtype=p.dtype,

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import is_sharded, local
+from polarstep.optim.elementwise import SGD, AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
-from polarstep.optim.stepping.collect import State, Work, momentum_dtype
+from polarstep.optim.stepping.collect import State, Work, in_parts, momentum_dtype
 from polarstep.optim.stepping.low_precision import is_compensated, put, rounding_error
 
 __all__ = ["check_buffers", "first_state", "prepare_elementwise", "step_elementwise"]
+
+# Rules that step each parameter as if it were alone. Another rule may look at all gradients it is given.
+BY_THEMSELVES = (AdamW.update, SGD.update)
+# Entries of the parameters that are stepped at once where some may have to be skipped. A step holds two
+# copies of them and of their states meanwhile. A larger parameter is stepped alone, without copies.
+MOST_TOGETHER = 2**22
 
 
 def prepare_elementwise(work: Work, state: State) -> None:
     """Make the states that are missing, and cast buffers that have the wrong precision.
 
     ``model.to(torch.bfloat16)`` between two steps casts parameters and not their state, and torch's
-    rules need both in one precision. The buffers of a float16 parameter must be in float32, which an
-    older checkpoint may not have. Raises if a state belongs to another rule.
+    rules need both in one precision. The buffers of a float16 parameter must be in float32. Raises if a
+    state belongs to another rule.
     """
     if not work.params:
         return
@@ -101,7 +110,7 @@ def check_buffers(name: str, of_parameter: dict[str, Any], rule: type[Elementwis
 
 
 def step_elementwise(work: Work, state: State) -> None:
-    """Update the prepared parameters of ``work``, one by one if some may have to be skipped.
+    """Update the prepared parameters of ``work``, each unless its gradient is to be skipped.
 
     A group may have parameters in several precisions; rounding is compensated for those in 16 bits.
     """
@@ -124,8 +133,54 @@ def step_elementwise(work: Work, state: State) -> None:
         rule.update(work.group, params, grads, states)
         return
     flags = [work.finite[i] for i in plain]
-    for p, grad, of_parameter, finite in zip(params, grads, states, flags, strict=True):
-        rule.update(work.group, [p], [grad], [of_parameter], found_inf=1 - finite.float())
+    stepped = [_Stepped(*each) for each in zip(params, grads, states, flags, strict=True)]
+    for part in _parts(stepped, together=rule.update in BY_THEMSELVES):
+        if len(part) == 1:
+            p, grad, of_parameter, finite = part[0]
+            rule.update(work.group, [p], [grad], [of_parameter], found_inf=1 - finite.float())
+        else:
+            _update_or_put_back(work, part)
+
+
+class _Stepped(NamedTuple):
+    """A parameter that is stepped unless it is to be skipped."""
+
+    p: Tensor
+    grad: Tensor
+    of_parameter: dict[str, Any]
+    finite: Tensor
+
+
+def _parts(stepped: list[_Stepped], *, together: bool) -> Iterator[list[_Stepped]]:
+    """Parameters that are stepped at once, in one precision on one device, the smallest first."""
+    if not together:
+        yield from ([each] for each in stepped)
+        return
+    alike: dict[tuple[torch.device, torch.dtype], list[_Stepped]] = {}
+    for each in sorted(stepped, key=lambda each: each.p.numel()):
+        alike.setdefault((each.p.device, each.p.dtype), []).append(each)
+    for those in alike.values():
+        yield from in_parts(those, lambda each: each.p.numel(), MOST_TOGETHER)
+
+
+def _update_or_put_back(work: Work, part: list[_Stepped]) -> None:
+    """Step all of ``part`` at once; then put back what the skipped ones had before, on the device.
+
+    Launches are for each shape, not for each parameter.
+    """
+    alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[tuple[Tensor, Tensor]]] = {}
+    for each in part:
+        for X in (each.p, *each.of_parameter.values()):
+            alike.setdefault((X.shape, X.dtype, X.device), []).append((X, each.finite))
+    changed = [[X for X, _ in pairs] for pairs in alike.values()]
+    before = [torch.stack(tensors) for tensors in changed]
+    rule = ELEMENTWISE[work.group["algorithm"]]
+    states = [each.of_parameter for each in part]
+    rule.update(work.group, [each.p for each in part], [each.grad for each in part], states)
+    for pairs, tensors, old in zip(alike.values(), changed, before, strict=True):
+        finite = torch.stack([flag for _, flag in pairs]).to(old.device)
+        finite = finite.view(-1, *[1] * (old.dim() - 1))
+        torch._foreach_copy_(tensors, torch.where(finite, torch.stack(tensors), old).unbind())
 
 
 def _step_in_float32(work: Work, index: int, state: State) -> None:

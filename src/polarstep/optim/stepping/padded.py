@@ -152,7 +152,6 @@ class _Padded:
         first = 0
         for bucket in self._buckets:
             end = first + len(bucket.members)
-            its, key = bucket.signature, bucket.signature.drawn_at(bucket.signature.step)[1]
             whole = Polar(torch.cat(M[first:end]), torch.cat(T[first:end]))
-            show(hooks, its, bucket.members, key, whole)
+            show(hooks, bucket.signature, bucket.members, whole)
             first = end

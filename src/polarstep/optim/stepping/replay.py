@@ -7,21 +7,35 @@ learning rates and decays, random numbers, carries. The host never waits for the
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from typing import Any
 
 import torch
 
 from polarstep import kernels
-from polarstep.optim.groups import Group, is_transposed
-from polarstep.optim.stepping.by_tables import TableBucket, can_tabulate, lies_like
+from polarstep.optim.groups import Group
+from polarstep.optim.stepping.by_tables import (
+    TableBucket,
+    can_tabulate,
+    has_momentum_like,
+    readable,
+    runs_by_kernels,
+)
 from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.stepping.low_precision import momentum_of
-from polarstep.optim.stepping.replay_plan import Plan, Run, fill_tables, goes_on, key_of
+from polarstep.optim.stepping.replay_plan import (
+    Plan,
+    Run,
+    fill_tables,
+    goes_on,
+    gradients,
+    key_of,
+    still_lies,
+)
 from polarstep.optim.stepping.step import PolarHook, show
-from polarstep.optim.transforms import followed
 
 __all__ = ["ReplayedStep"]
 
@@ -33,15 +47,28 @@ LARGEST_BUCKET = 512 * 2**20
 STREAMS = 4
 STREAMS_OF_LARGE_BUCKETS = 2
 LARGE_BUCKET = 64 * 2**20
+# Where other parameters have gradients from step to step (two losses in turn, layers that are left out)
+# so many plans are kept, each with its graph and carries. A plan that has not come again is dropped at
+# once: where layers are left out at random, hardly any plan comes again.
+MOST_PLANS = 4
+# A plan is also dropped after this many steps without it, as after the first phase of a training.
+STEPS_WITHOUT = 100
 
 
 class ReplayedStep:
-    """The buckets of an optimizer, kept from step to step."""
+    """The plans of an optimizer's steps, kept from step to step."""
 
     def __init__(self) -> None:
-        self.buckets: dict[tuple[Signature, int], TableBucket] = {}
+        self._plan = Plan((), [], [], [], [])  # of the last step
+        self._others: list[Plan] = []  # earlier plans that may come again, the latest first
+        self._made: deque[Any] = deque(maxlen=MOST_PLANS)  # the keys of the last plans made
+        self._steps = 0
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
-        self._plan = Plan((), [], [], [])
+
+    @property
+    def buckets(self) -> dict[tuple[Signature, int], TableBucket]:
+        """The buckets of the last step, by signature and part."""
+        return self._plan.buckets
 
     @property
     def graphs(self) -> dict[tuple[bool, ...], list[torch.cuda.CUDAGraph]]:
@@ -52,7 +79,7 @@ class ReplayedStep:
         self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
     ) -> set[int]:
         """Update the parameters that the kernels can update, and return their ids."""
-        self._plan = plan = self._plan_for(works, state)
+        plan = self._plan_for(works, state)
         if plan.runs:
             self._run(plan, works, state, hooks)
         return {id(works[w].params[i]) for w, indices in enumerate(plan.fused) for i in indices}
@@ -60,7 +87,8 @@ class ReplayedStep:
     def _run(
         self, plan: Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
-        fill_tables(plan, works, state)
+        grads, lying = gradients(plan, works)
+        fill_tables(plan, lying)
         first = works[0].group["step"]
         now = [
             (bucket, _of_now(members, works), first + offset)
@@ -71,16 +99,16 @@ class ReplayedStep:
         kind = tuple(bucket.draws for bucket, _ in plan.runs)
         plan.replays.count(kind, [bucket.place() for bucket, _ in plan.runs])
         if hooks:
-            for bucket, members, at in now:
-                signature = replace(bucket.signature, step=at)
-                show(hooks, signature, members, bucket.key, bucket.launch(shown=True))
+            for bucket, members, _ in now:
+                show(hooks, bucket.signature, members, bucket.launch(shown=True))
         else:
-            launch = partial(self._launch, plan)
-            plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats)
+            launch, beside = partial(self._launch, plan), self._graph_beside(plan)
+            plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats, beside=beside)
         for bucket, members, _ in now:
             bucket.settle(members, state)
         if plan.entries and plan.recalls:
             plan.carried = plan.carried_in(state)
+        del grads  # copies among them had to live until all was launched
 
     def _launch(self, plan: Plan, device: torch.device) -> None:
         """Launch the buckets on one device, on a GPU side by side.
@@ -104,6 +132,15 @@ class ReplayedStep:
         for stream in streams:
             here.wait_stream(stream)
 
+    def _graph_beside(self, plan: Plan) -> torch.cuda.CUDAGraph | None:
+        """A graph of another plan on the same GPU. Two plans never run at once and can share memory."""
+        if len(plan.devices) != 1:
+            return None
+        for other in self._others:
+            if other.devices == plan.devices and other.replays.graphs:
+                return next(iter(other.replays.graphs.values()))[0]
+        return None
+
     def _streams(self, device: torch.device) -> list[torch.cuda.Stream]:
         if device not in self._streams_of:
             streams = [torch.cuda.Stream(device) for _ in range(STREAMS)]  # type: ignore[no-untyped-call]
@@ -111,72 +148,107 @@ class ReplayedStep:
         return self._streams_of[device]
 
     def _plan_for(self, works: list[Work], state: State) -> Plan:
-        key = tuple(key_of(work, works[0]) for work in works)
-        plan = self._plan
-        if (
-            key == plan.key
-            and all(
-                lies_like(works[w].grads[i], works[w].params[i])
-                for w, indices in enumerate(plan.fused)
-                for i in indices
+        can_read = [_can_read(work) for work in works]
+        key: tuple[Any, ...] = ()
+        if any(True in each for each in can_read):
+            key = tuple(
+                key_of(work, works[0], can) for work, can in zip(works, can_read, strict=True)
             )
-            and goes_on(plan, state)
-        ):
-            return plan
-        fused, members = [], []
-        for work in works:
-            can = [
-                lies_like(grad, p) and can_tabulate(work.group, p, state[p].get("momentum_buffer"))
-                for p, grad in zip(work.params, work.grads, strict=True)
-            ]
-            fused.append([i for i, yes in enumerate(can) if yes])
+        self._steps += 1
+        known = (each for each in (self._plan, *self._others) if each.key == key)
+        plan = next((p for p in known if still_lies(p, state) and goes_on(p, state)), None)
+        if plan is None:
+            plan = self._planned(key, works, can_read, state)
+            plan.comes_again = key in self._made
+            self._made.append(key)
+            listed = {id(work.group): _listed(work.group) for work in works}
+            plan.listed = {id(group): listed[id(group)] for group in plan.groups}
+            # Parameters that were taken out of their group are let go with the plans that had them.
+            self._others = [each for each in self._others if each.listed.items() <= listed.items()]
+            self._plan.comes_again &= self._plan.listed.items() <= listed.items()
+        else:
+            plan.comes_again = True
+        self._keep(plan)
+        return plan
+
+    def _keep(self, plan: Plan) -> None:
+        """Take ``plan`` for this step; drop others that have not come again, or not for a while."""
+        others = [self._plan, *self._others] if plan is not self._plan else self._others
+        self._others = [
+            other
+            for other in others
+            if other is not plan
+            and other.key != plan.key
+            and other.comes_again
+            and other.last > self._steps - STEPS_WITHOUT
+        ][: MOST_PLANS - 1]
+        self._plan, plan.last = plan, self._steps
+
+    def _planned(
+        self, key: tuple[Any, ...], works: list[Work], can_read: list[list[bool]], state: State
+    ) -> Plan:
+        fused, params, members = [], [], []
+        for work, can in zip(works, can_read, strict=True):
+            fused.append(
+                [
+                    i
+                    for i, (p, yes) in enumerate(zip(work.params, can, strict=True))
+                    if yes and can_tabulate(work.group, p) and has_momentum_like(p, state[p])
+                ]
+            )
             lasting = work.without_gradients()
             for i in fused[-1]:
-                momentum_of(work.params[i], state[work.params[i]], work.params[i].dtype)
+                params.append(work.params[i])
                 members += list(members_of(lasting, i, state))
         if not members:
-            return Plan(key, fused, [], [])
-        first = works[0].group["step"]
-        idle = [work.group for work in works if not work.params]
-        runs = list(self._runs(members, first, idle))
-        return Plan(key, fused, [run for run, _ in runs], [offset for _, offset in runs])
-
-    def _runs(
-        self, members: list[tuple[Signature, Member]], first: int, idle: list[Group]
-    ) -> Iterator[tuple[Run, int]]:
-        """Each bucket with its members and the offset of its step.
-
-        Buckets of groups that are ``idle``, without a gradient at this step, are kept. Buckets of
-        earlier maps and seeds are dropped to free their memory.
-        """
-        buckets: dict[Signature, list[Member]] = {}
-        for signature, member in members:
-            # A bucket outlives its step, so its signature holds the step relative to the first
-            # work.
-            lasting = replace(signature, step=signature.step - first)
-            buckets.setdefault(lasting, []).append(member)
-        before = self.buckets
-        self.buckets = {
-            (its, part): bucket
-            for (its, part), bucket in before.items()
-            if any(_could_own(group, its) for group in idle)
-        }
-        for signature, together in buckets.items():
-            most = min(LARGEST_BUCKET // (2 * signature.m * signature.n), kernels.MOST_MATRICES)
-            for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
-                count = sum(member.count for member in chunk)
-                bucket = before.get((signature, part))
-                if bucket is None or bucket.count != count:
-                    bucket = TableBucket(signature, count)
-                self.buckets[signature, part] = bucket
-                yield (bucket, chunk), signature.step
+            return Plan(key, fused, [], [], [])
+        # A plan that may come again needs its buckets: their tables have its parameters.
+        free = {} if self._plan.comes_again else self._plan.buckets
+        plan = Plan(key, fused, [], [], params)
+        for place, run, offset in _runs(members, works[0].group["step"], free):
+            plan.buckets[place] = run[0]
+            plan.runs.append(run)
+            plan.offsets.append(offset)
+        fits = still_lies(plan, state)
+        assert fits
+        return plan
 
 
-def _could_own(group: Group, its: Signature) -> bool:
-    """Whether matrices of ``group`` may be in a bucket with the signature ``its``."""
-    polar = group["polar"].on(its.m, its.n, its.device)
-    polar = followed(polar, group["transform"], transposed=is_transposed(group))
-    return group["seed"] == its.seed and polar == its.polar
+def _can_read(work: Work) -> list[bool]:
+    """For each gradient, whether the group asks for kernels and they can read it, or a copy of it."""
+    if not any(runs_by_kernels(work.group, device) for device in {p.device for p in work.params}):
+        return [False] * len(work.params)
+    return [readable(G, p) for p, G in zip(work.params, work.grads, strict=True)]
+
+
+def _listed(group: Group) -> tuple[int, ...]:
+    return tuple(map(id, group["params"]))
+
+
+def _runs(
+    members: list[tuple[Signature, Member]],
+    first: int,
+    free: dict[tuple[Signature, int], TableBucket],
+) -> Iterator[tuple[tuple[Signature, int], Run, int]]:
+    """Each bucket's signature and part, the bucket with its members, and the offset of its step.
+
+    Buckets of the same signature in ``free`` are used again.
+    """
+    buckets: dict[Signature, list[Member]] = {}
+    for signature, member in members:
+        # A bucket outlives its step, so its signature holds the step relative to the first work.
+        if signature.step is not None:
+            signature = replace(signature, step=signature.step - first)
+        buckets.setdefault(signature, []).append(member)
+    for signature, together in buckets.items():
+        most = min(LARGEST_BUCKET // (2 * signature.m * signature.n), kernels.MOST_MATRICES)
+        for part, chunk in enumerate(in_parts(together, lambda member: member.count, most)):
+            count = sum(member.count for member in chunk)
+            bucket = free.get((signature, part))
+            if bucket is None or bucket.count != count:
+                bucket = TableBucket(signature, count)
+            bucket.forget()
+            yield (signature, part), (bucket, chunk), signature.step or 0
 
 
 def _of_now(members: list[Member], works: list[Work]) -> list[Member]:

@@ -18,12 +18,12 @@ from torch import Tensor
 from polarstep.cuda_graphs import Replays
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.groups import Group, is_by_norm, scale_of
-from polarstep.optim.stepping.by_tables import TableBucket, addresses
+from polarstep.optim.stepping.by_tables import ALIGNMENT, TableBucket, lies_like, offsets
 from polarstep.optim.stepping.carried import entry, recalled
-from polarstep.optim.stepping.collect import Member, State, Work
+from polarstep.optim.stepping.collect import Member, Signature, State, Work
 from polarstep.optim.stepping.low_precision import momentum_of
 
-__all__ = ["Plan", "Run", "fill_tables", "goes_on", "key_of"]
+__all__ = ["Plan", "Run", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
 
 # Options of a group that decide in which bucket its matrices are, or whether kernels can update them.
 OPTIONS = ("polar", "transform", "seed", "nesterov", "fused", "rounding", "momentum_dtype")
@@ -40,17 +40,35 @@ class Plan:
     fused: list[list[int]]  # indices of parameters, per work
     runs: list[Run]
     offsets: list[int]  # each run's step minus the first work's step
-    addresses: list[int] = field(default_factory=list)  # of X, G and C of every parameter
+    params: list[Tensor]  # the parameters behind the buckets, in the order of ``fused``
+    lying: list[int] = field(default_factory=list)  # addresses of X and C of every parameter
+    rows: list[list[list[int]]] = field(default_factory=list)  # what these are in the tables
+    gradients: list[int] = field(default_factory=list)  # addresses of G of every parameter
     scalars: list[tuple[Any, ...]] = field(default_factory=list)  # group by group
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
+    buckets: dict[tuple[Signature, int], TableBucket] = field(default_factory=dict)
+    listed: dict[int, tuple[int, ...]] = field(
+        default_factory=dict
+    )  # ids of groups, and of their params
+    comes_again: bool = False  # whether there was a step with this key before
+    last: int = 0  # the number of the last step that took this plan
     replays: Replays = field(default_factory=Replays)  # kinds: which buckets draw random numbers
 
     @cached_property
-    def params(self) -> list[Tensor]:
-        """The parameters behind the buckets."""
-        return list({id(m.param): m.param for _, members in self.runs for m in members}.values())
+    def strides(self) -> list[tuple[int, ...]]:
+        """The strides of the parameters, which their gradients and momenta must have."""
+        return [p.stride() for p in self.params]
+
+    @cached_property
+    def corners(self) -> list[list[tuple[int, int]]]:
+        """For each bucket the parameter of every matrix, and the matrix's first byte in it."""
+        at = {id(p): index for index, p in enumerate(self.params)}
+        return [
+            [(at[id(m.param)], offset) for m in members for offset in offsets(m)]
+            for _, members in self.runs
+        ]
 
     @cached_property
     def entries(self) -> list[tuple[Tensor, list[str]]]:
@@ -104,28 +122,68 @@ class Plan:
         return [run for run in self.runs if run[0].signature.device == device]
 
 
-def fill_tables(plan: Plan, works: list[Work], state: State) -> None:
-    """Refill the buckets' tables of addresses and scalars where anything has changed."""
-    grads = {id(p): G for work in works for p, G in zip(work.params, work.grads, strict=True)}
-    lying = [
-        tensor.data_ptr()
-        for p in plan.params
-        for tensor in (p, grads[id(p)], momentum_of(p, state[p], p.dtype))
-    ]
-    if lying != plan.addresses:
-        plan.addresses = lying
-        first = {id(p): lying[3 * i : 3 * i + 3] for i, p in enumerate(plan.params)}
+def still_lies(plan: Plan, state: State) -> bool:
+    """Whether the kernels can work on X and C of every parameter where they lie now; notes where.
 
-        def addresses_of(bucket: TableBucket, members: list[Member]) -> list[list[int]]:
-            X, G, C = (
-                [at for m in members for at in addresses(m, first[id(m.param)][which])]
-                for which in range(3)
-            )
-            strides = [m.view.cols for m in members for _ in range(m.count)]
-            bucket.strided = any(stride != bucket.signature.n for stride in strides)
-            return [G, C, X, strides]
+    The strides of C are compared at every step: a state may be replaced between two steps, and from a
+    checkpoint a filter in ``channels_last`` may come with its momentum in another order.
+    """
+    lying = []
+    for p, stride in zip(plan.params, plan.strides, strict=True):
+        C = momentum_of(p, state[p], p.dtype)
+        if C.stride() != stride:
+            return False
+        lying += [p.data_ptr(), C.data_ptr()]
+    if lying != plan.lying:
+        for p in plan.params:
+            if not (lies_like(p, p) and lies_like(state[p]["momentum_buffer"], p)):
+                return False
+        plan.lying, plan.rows = lying, []
+    return True
 
-        for bucket, part in _tabulated(plan, addresses_of, torch.int64):
+
+def gradients(plan: Plan, works: list[Work]) -> tuple[list[Tensor], list[int]]:
+    """G of every parameter, copied where the kernels cannot read it as it lies, and the addresses.
+
+    As a view of a bucket of DDP or FSDP2 a gradient may begin at any entry, and an expression like
+    ``(A.T @ B).T`` has strides of its own. The copies are this step's, as memory of that size is kept
+    for no longer.
+    """
+    grads = [works[w].grads[i] for w, indices in enumerate(plan.fused) for i in indices]
+    lying = [G.data_ptr() for G in grads]
+    shifted, strided = list[int](), list[int]()
+    for at, (G, stride, first) in enumerate(zip(grads, plan.strides, lying, strict=True)):
+        if G.stride() != stride:
+            strided.append(at)
+        elif first % ALIGNMENT:
+            shifted.append(at)
+    for odd in (
+        shifted,
+        strided,
+    ):  # apart: torch copies a list at once only if it has equal strides
+        if odd:
+            copies = [torch.empty_like(plan.params[at]) for at in odd]
+            torch._foreach_copy_(copies, [grads[at] for at in odd])
+            for at, copy in zip(odd, copies, strict=True):
+                grads[at], lying[at] = copy, copy.data_ptr()
+    return grads, lying
+
+
+def fill_tables(plan: Plan, lying: list[int]) -> None:
+    """Refill the buckets' tables of addresses and scalars where anything has changed.
+
+    The gradients begin at the addresses ``lying``. :func:`still_lies` has noted where X and C begin.
+    """
+    if not plan.rows:
+        plan.rows = _lasting_rows(plan)
+        plan.gradients = []
+    if lying != plan.gradients:
+        plan.gradients = lying
+        rows = {
+            id(bucket): [[lying[i] + first for i, first in corners], *others]
+            for (bucket, _), corners, others in zip(plan.runs, plan.corners, plan.rows, strict=True)
+        }
+        for bucket, part in _tabulated(plan, lambda bucket, _: rows[id(bucket)], torch.int64):
             bucket.addresses = part
     scalars = [
         (float(group["lr"]), group["momentum"], group["weight_decay"], _scales(group, shapes))
@@ -146,6 +204,17 @@ def fill_tables(plan: Plan, works: list[Work], state: State) -> None:
 
         for bucket, part in _tabulated(plan, scalars_of, torch.float32):
             bucket.scalars = part
+
+
+def _lasting_rows(plan: Plan) -> list[list[list[int]]]:
+    """For each bucket the addresses of C and of X, and the entries from row to row, of each matrix."""
+    found = []
+    for (bucket, members), corners in zip(plan.runs, plan.corners, strict=True):
+        X, C = ([plan.lying[2 * i + which] + first for i, first in corners] for which in (0, 1))
+        strides = [m.view.cols for m in members for _ in range(m.count)]
+        bucket.strided = any(stride != bucket.signature.n for stride in strides)
+        found.append([C, X, strides])
+    return found
 
 
 def _tabulated(
@@ -173,8 +242,10 @@ def _shape(bucket: TableBucket) -> Shape:
     return its.m, its.n, its.device
 
 
-def key_of(work: Work, first: Work) -> tuple[Any, ...]:
+def key_of(work: Work, first: Work, readable: list[bool]) -> tuple[Any, ...]:
     """What a plan depends on: parameters, their memory layout, and the options that decide buckets.
+
+    ``readable`` says which gradients the kernels can read, as they lie or in a copy.
 
     Ids alone are not enough: ``model.to(...)`` may change precision and layout and keep the id, and any
     option may be written to a group between two steps.
@@ -188,6 +259,7 @@ def key_of(work: Work, first: Work) -> tuple[Any, ...]:
         lr.device if isinstance(lr, Tensor) else None,
         work.finite is not None,
         *((id(p), p.dtype, p.device, p.stride()) for p in work.params),
+        *readable,
         *work.views,
     )
 

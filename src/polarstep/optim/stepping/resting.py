@@ -16,6 +16,8 @@ because β times such a number may round to the number itself, for ever.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -24,8 +26,9 @@ from polarstep.distributed.layout import is_sharded, placed_like, whole
 from polarstep.matrix import MatrixView
 from polarstep.optim.stepping.collect import State, Work
 from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.magnitude import largest_of_each
 
-__all__ = ["EVERY", "FADED", "faded", "fading", "largest", "let_rest"]
+__all__ = ["EVERY", "FADED", "faded", "fading", "let_rest", "peak_of"]
 
 EVERY = 64
 FADED = 1e-6
@@ -34,16 +37,45 @@ FADED = 1e-6
 def let_rest(works: list[Work], state: State) -> None:
     """Apply the rule to the momentum of every matrix, at every 64th step; nothing waits for a GPU.
 
-    Inside a CUDA graph of the user's own every step applies it, as the graph repeats one step.
+    Inside a CUDA graph of the user's own every step applies it, as the graph repeats one step. On a GPU
+    it takes some twenty launches for all matrices, and one more for each parameter: it writes all of C,
+    as the host does not know which matrices rest.
     """
+    alike: dict[tuple[float, torch.dtype, torch.device, torch.dtype], list[_Momentum]] = {}
     for work in works:
         fade = fading(work)
+        if fade is None:
+            continue
         for p, view in zip(work.params, work.views, strict=True):
-            if fade is not None and "momentum_buffer" in state[p]:
+            if "momentum_buffer" in state[p]:
                 kept = state[p]["momentum_buffer"].dtype
                 C = momentum_of(p, state[p], kept)
-                _rest_if_faded(state[p], C, view, fade)
-                keep_momentum(C, p, state[p], kept)
+                count = sum(batch for batch, _, _ in view.shapes)
+                X = whole(C)
+                peak = peak_of(state[p], count, X)
+                each = _Momentum(p, view, C, X, kept, peak)
+                alike.setdefault((fade, C.dtype, C.device, peak.dtype), []).append(each)
+    for (fade, *_), together in alike.items():
+        blocks = [block for each in together for block in _matrices(each)]
+        peaks = [each.peak for each in together]
+        flags = faded(peaks, largest_of_each(blocks), fade)
+        if flags.device.type != "cpu" or bool(flags.any()):
+            parts = torch.split(flags, [len(peak) for peak in peaks])
+            for each, part in zip(together, parts, strict=True):
+                _set_to_zero(each, part)
+        for each in together:
+            keep_momentum(each.C, each.p, state[each.p], each.kept)
+
+
+class _Momentum(NamedTuple):
+    """The momentum of a parameter, and the peaks of its matrices."""
+
+    p: Tensor
+    view: MatrixView
+    C: Tensor
+    X: Tensor  # C, gathered where it is sharded
+    kept: torch.dtype  # the precision that the state keeps it in
+    peak: Tensor
 
 
 def fading(work: Work) -> float | None:
@@ -55,36 +87,55 @@ def fading(work: Work) -> float | None:
     return fade
 
 
-def _rest_if_faded(
-    of_parameter: dict[str, Tensor], buffer: Tensor, view: MatrixView, fade: float
-) -> None:
-    blocks = view.blocks(whole(buffer))
-    flags = faded(of_parameter, torch.cat([largest(block) for block in blocks]), fade)
-    if flags.device.type == "cpu" and not bool(flags.any()):
-        return
-    each = torch.split(flags, [len(block) for block in blocks])
-    kept = [block.masked_fill(f[:, None, None], 0) for block, f in zip(blocks, each, strict=True)]
-    C = view.assemble(kept, buffer.shape)
-    buffer.copy_(placed_like(C, buffer) if is_sharded(buffer) else C)
+def peak_of(of_parameter: dict[str, Tensor], count: int, C: Tensor) -> Tensor:
+    """The peaks of the ``count`` matrices of a parameter, in its state; zero at first.
 
-
-def faded(of_parameter: dict[str, Tensor], most: Tensor, fade: float) -> Tensor:
-    """Which matrices of a parameter rest, from ``most``, the largest entry of each; updates their peaks.
-
-    The peaks start anew if the parameter is cut into other matrices than before, by other
-    ``split_sizes``.
+    They start anew if the parameter is cut into other matrices than before, by other ``split_sizes``.
     """
     known = of_parameter.get("peak")
-    if known is None or known.shape != most.shape:
-        known = of_parameter["peak"] = torch.zeros_like(most)
+    if known is None or known.shape != (count,):
+        known = of_parameter["peak"] = C.new_zeros(count)
+    return known
+
+
+def faded(peaks: list[Tensor], most: Tensor, fade: float) -> Tensor:
+    """Which matrices rest, from ``most``, the largest entry of each; updates their peaks.
+
+    ``peaks`` has the peaks of each parameter, all in one precision, and ``most`` all matrices in turn.
+    """
+    known = torch.cat(peaks)
     peak = torch.maximum(most, fade * known)
     # An infinite or NaN entry of C must not become the peak.
-    known.copy_(torch.where(peak.isfinite(), peak, known))
+    known = torch.where(peak.isfinite(), peak, known).to(known.dtype)
+    torch._foreach_copy_(peaks, torch.split(known, [len(each) for each in peaks]))
     return most < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny)
 
 
-def largest(block: Tensor) -> Tensor:
-    """The largest magnitude in each matrix of a block; on a CPU twenty times as fast as a norm."""
-    if block.numel() == 0:
-        return block.new_zeros(len(block))
-    return torch.maximum(block.amax((-2, -1)), -block.amin((-2, -1)))
+def _matrices(momentum: _Momentum) -> list[Tensor]:
+    """The matrices of C in batches, by as few views as there can be."""
+    X, view = momentum.X, momentum.view
+    if view.is_cut:
+        return view.blocks(X)
+    return [X[None] if view.batch == 1 else X.flatten(0, -3)]
+
+
+def _set_to_zero(momentum: _Momentum, flags: Tensor) -> None:
+    """C ← 0 for the matrices whose flag is set, in place where the matrices are parts of C."""
+    C, X, view = momentum.C, momentum.X, momentum.view
+    if X is C and not view.is_cut:
+        batch = (*C.shape[:-2], 1, 1) if view.batch > 1 else ()
+        C.masked_fill_(flags.view(batch), 0)
+        return
+    blocks = view.blocks(X)
+    parts = [part[:, None, None] for part in torch.split(flags, [len(block) for block in blocks])]
+    if X is C and all(_is_part(block, of=C) for block in blocks):
+        for block, part in zip(blocks, parts, strict=True):
+            block.masked_fill_(part, 0)
+        return
+    kept = [block.masked_fill(part, 0) for block, part in zip(blocks, parts, strict=True)]
+    X = view.assemble(kept, C.shape)
+    C.copy_(placed_like(X, C) if is_sharded(C) else X)
+
+
+def _is_part(X: Tensor, of: Tensor) -> bool:
+    return X.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()

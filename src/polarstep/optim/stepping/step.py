@@ -21,6 +21,7 @@ from torch import Tensor
 from polarstep.optim.stepping.collect import Member, Signature
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.result import Captured, Factors
+from polarstep.undisturbed import on_device
 
 __all__ = ["Bucket", "Matrices", "PolarHook", "launch", "show"]
 
@@ -43,7 +44,7 @@ class Bucket:
     """
 
     map: PolarMap
-    step: int
+    step: int  # the largest, if groups have taken different numbers of steps
     generator_key: tuple[int | str, ...]
     names: tuple[str, ...]  # the parameter of each matrix of the batch
     params: tuple[Tensor, ...]
@@ -70,21 +71,22 @@ def show(
     hooks: Iterable[PolarHook],
     signature: Signature,
     members: list[Member],
-    key: tuple[int | str, ...],
     polar: Polar,
 ) -> None:
     """Call the hooks with M and T of a step."""
     owners = [member for member in members for _ in range(member.count)]
-    bucket = Bucket(
-        signature.polar,
-        signature.step,
-        key,
-        tuple(member.name for member in owners),
-        tuple(member.param for member in owners),
-        polar.M,
-        polar.dense.to(polar.M.dtype),
-        polar.factors,
-        polar.captured,
-    )
-    for hook in hooks:
-        hook(bucket)
+    step = max(member.group["step"] for member in members)
+    with on_device(signature.device):
+        bucket = Bucket(
+            signature.polar,
+            step,
+            signature.drawn_at(step)[1],
+            tuple(member.name for member in owners),
+            tuple(member.param for member in owners),
+            polar.M,
+            polar.dense.to(polar.M.dtype),
+            polar.factors,
+            polar.captured,
+        )
+        for hook in hooks:
+            hook(bucket)

@@ -7,8 +7,8 @@ its cost, and may leave tensors for the next step. Finders are frozen dataclasse
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
-from typing import Self
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from polarstep import products
 from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.orthonormal import Method, resolved
 from polarstep.polar.result import Lift
+
+if TYPE_CHECKING:
+    from polarstep.polar.finders.fresh import Fresh
 
 __all__ = ["Basis", "Finder"]
 
@@ -33,7 +36,7 @@ class Basis:
 class Finder(ABC):
     """How the basis of a low-rank map is found. All matrices here are wide, (batch, m, n) with m ≤ n."""
 
-    # How columns are made orthonormal (polarstep.polar.orthonormal).
+    # How columns are made orthonormal (polarstep.polar.orthonormal). A LowRank gives its own.
     orth: Method = field(default="auto", repr=False)
 
     @abstractmethod
@@ -86,13 +89,34 @@ class Finder(ABC):
         return products.of(device).padded(width, dtype)
 
     def with_options(self, power: float, orth: Method, keep: int) -> Self:
-        """This finder with the options of the :class:`~polarstep.LowRank` that uses it."""
+        """This finder with the options of the :class:`~polarstep.LowRank` that uses it.
+
+        Raises:
+            ValueError: if ``LowRank`` has an option that the finder should have, or the other way round.
+        """
         if power != 1 or keep != 1:
             raise ValueError(
                 f"power={power!r}, keep={keep!r} with {self!r}: expected their defaults; "
                 "give options to the finder itself"
             )
+        self._refuse_own(orth=orth)
         return replace(self, orth=orth)
+
+    def _refuse_own(self, **of_low_rank: object) -> None:
+        """Raise for a value that was given to this finder and that ``LowRank`` would replace."""
+        for each in fields(self):
+            own = getattr(self, each.name)
+            if each.name in of_low_rank and own not in (each.default, of_low_rank[each.name]):
+                raise ValueError(
+                    f"{each.name}={own!r} of {self!r} has no effect in LowRank, which gives its own "
+                    f"{each.name}={of_low_rank[each.name]!r} to its finder: expected "
+                    f"LowRank(..., {each.name}={own!r})"
+                )
+
+    @property
+    def fresh_sketch(self) -> Fresh | None:
+        """The fresh sketch inside this finder, with which it starts; ``None`` if there is none."""
+        return None
 
     @abstractmethod
     def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:

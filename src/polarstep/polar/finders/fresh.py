@@ -83,6 +83,11 @@ class Fresh(Finder):
         """The sum of the parts."""
         return sum(self.parts(m, n, width))
 
+    @property
+    def fresh_sketch(self) -> Fresh:
+        """This finder itself."""
+        return self
+
     def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
         """False with sampled columns, where a repeated column becomes zero."""
         return self.sketch.is_dense and super().makes_orthonormal(device, dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.finders.base import Basis, Finder
 from polarstep.polar.finders.fresh import Fresh
+from polarstep.polar.orthonormal import Method
 from polarstep.polar.result import Lift
 
 __all__ = ["Kept"]
@@ -27,6 +28,16 @@ class Kept(Finder):
 
     fresh: Fresh = field(default_factory=Fresh)
     steps: int = 4
+
+    @property
+    def fresh_sketch(self) -> Fresh:
+        """The finder of the bases that are kept."""
+        return self.fresh
+
+    def with_options(self, power: float, orth: Method, keep: int) -> Kept:
+        """This finder with LowRank's orth, for the fresh bases too."""
+        options = super().with_options(power, orth, keep)
+        return replace(options, fresh=self.fresh.with_options(1, orth, 1))
 
     @property
     def carries(self) -> tuple[str, ...]:

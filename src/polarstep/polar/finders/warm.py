@@ -66,7 +66,7 @@ class Warm(Finder):
     """
 
     noise: float = 0.1
-    power: float = field(default=1, repr=False)  # LowRank's power, for the first step
+    power: float = field(default=1, repr=False)  # in a LowRank its power replaces this
 
     def __post_init__(self) -> None:
         if not isinstance(self.noise, Real):
@@ -89,6 +89,7 @@ class Warm(Finder):
                 f"keep={keep} with Warm(): expected 1; a warm sketch goes on from the last step's "
                 "factor at every step. Use keep with sketch=Gaussian()"
             )
+        self._refuse_own(power=power, orth=orth)
         return replace(self, power=power, orth=orth)
 
     @property
@@ -111,7 +112,7 @@ class Warm(Finder):
     def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
         """A basis of MΩ with the last step's Ω; a fresh basis at the first step."""
         if not self.resumes(carry, A.shape[-2], A.shape[-1], width):
-            return self._cold.basis(A, width, carry, draw)
+            return self.fresh_sketch.basis(A, width, carry, draw)
         ops, padded = products.of(A.device), self.padded(width, A.dtype, A.device)
         carry = carry.to(A.dtype)
         if self._can_whiten(A.dtype, A.device) and _has_whitening(carry, padded):
@@ -172,7 +173,7 @@ class Warm(Finder):
         return self.noise <= MOST_NOISE and by_products and products.of(device).whitens(dtype)
 
     @property
-    def _cold(self) -> Fresh:
+    def fresh_sketch(self) -> Fresh:
         """The finder of the first step."""
         return Fresh(Gaussian(), self.power, orth=self.orth)
 
@@ -186,11 +187,11 @@ class Warm(Finder):
         out: Tensor | None,
     ) -> Tensor:
         """Gaussian numbers, of shape (n, ℓ)."""
-        return self._cold.draw(m, n, width, generator, dtype, out)
+        return self.fresh_sketch.draw(m, n, width, generator, dtype, out)
 
     def flops(self, m: int, n: int, width: int) -> int:
         """One product and one basis; the power iterations of the first step are not counted."""
-        return replace(self._cold, power=0).flops(m, n, width)
+        return replace(self.fresh_sketch, power=0).flops(m, n, width)
 
     def describe(self, m: int, n: int, inner: PolarMap, width: int, device: torch.device) -> str:
         """The power and, where Z is never formed, "whitened"."""

@@ -2,8 +2,8 @@
 
 Some bounds here are not in the paper: :func:`kept_basis_gamma`, about a basis that is used for several
 steps, :func:`initial_bias_bound`, and all bounds of :mod:`polarstep.theory.bounds.deflated`,
-:mod:`polarstep.theory.bounds.lifted` and :mod:`polarstep.theory.bounds.sketched_rest`, about maps that
-keep the rest of their sketch.
+:mod:`polarstep.theory.bounds.lifted`, :mod:`polarstep.theory.bounds.sketched_rest` and
+:mod:`polarstep.theory.bounds.longest_step`, about maps that keep the rest of their sketch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from polarstep.theory.bounds.deflated import (
 )
 from polarstep.theory.bounds.descent import one_step_descent_bound, summed_gradient_bound
 from polarstep.theory.bounds.lifted import expected_lifted_gamma, lifted_gamma
+from polarstep.theory.bounds.longest_step import longest_deflated_step
 from polarstep.theory.bounds.martingale import gaussian_row_bound, martingale_bound
 from polarstep.theory.bounds.momentum import (
     momentum_error,
@@ -86,6 +87,7 @@ __all__ = [
     "kept_basis_gamma",
     "lifted_gamma",
     "lifted_nu",
+    "longest_deflated_step",
     "martingale_bound",
     "missed_directions",
     "momentum_error",

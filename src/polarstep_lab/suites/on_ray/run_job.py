@@ -13,7 +13,7 @@ import uuid
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from polarstep.storage import write_atomically
+from polarstep_lab.storage import write_atomically
 from polarstep_lab.suites.on_ray.conversation import Talk
 from polarstep_lab.suites.parallel import Event, Messenger, outcome
 from polarstep_lab.suites.sending import packed, unpack

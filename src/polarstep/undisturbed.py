@@ -1,0 +1,154 @@
+"""Keep what a caller has set for its own arithmetic out of a step: autocast, TF32, the current GPU.
+
+* Inside ``with torch.autocast(...)``, a step would multiply in bfloat16 where float32 is needed: the
+  small matrices of a sketch, the polynomials, the bounds of a certificate.
+* ``torch.set_float32_matmul_precision("high")`` rounds the factors of float32 products to the 10 bits of
+  TF32, and ``"medium"`` to bfloat16 on some CPUs. Coefficients that float32 bears make infinities then.
+* Triton launches a kernel on the current GPU, even if the tensors are on another one.
+* Inside ``with torch.inference_mode()``, a step would make state tensors that no later step can change.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import torch
+
+__all__ = ["inference_mode_off", "on_device", "undisturbed"]
+
+# The kinds of devices that parameters lie on and that have autocast; the meta device, e.g., has none.
+KINDS = ("cpu", "cuda", "mps", "xpu")
+# The settings with which float32 products keep the digits of their factors.
+WHOLE = ("ieee", "none")
+
+
+def undisturbed(device: torch.device | None = None) -> AbstractContextManager[object]:
+    """A context without autocast and TF32, and with ``device`` as the current GPU if it is a GPU.
+
+    Without a device, autocast is off on every device, and the current GPU stays. While torch.compile
+    traces, only autocast is turned off: a change of the other settings could not be traced.
+    """
+    if torch.compiler.is_compiling():
+        return _autocast_off(device)
+    return _undisturbed(device)
+
+
+def on_device(device: torch.device | None) -> AbstractContextManager[object]:
+    """A context in which ``device`` is the current GPU, as Triton's launches need it."""
+    if device is None or device.type != "cuda" or torch.compiler.is_compiling():
+        return nullcontext()
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return nullcontext()  # a fake tensor, on a machine that need not have a GPU
+    return torch.cuda.device(device)
+
+
+@contextmanager
+def inference_mode_off() -> Iterator[None]:
+    """A context that leaves ``torch.inference_mode()``, with gradients still off; else no change."""
+    if torch.is_inference_mode_enabled():
+        with torch.inference_mode(False), torch.no_grad():
+            yield
+    else:
+        yield
+
+
+@contextmanager
+def _undisturbed(device: torch.device | None) -> Iterator[None]:
+    with on_device(device), _autocast_off(device), _WHOLE:
+        yield
+
+
+def _autocast_off(device: torch.device | None) -> AbstractContextManager[object]:
+    """A context in which autocast does nothing on ``device``; without a device, on any."""
+    kinds = KINDS if device is None else (device.type,)
+    on = [kind for kind in kinds if kind in KINDS and torch.is_autocast_enabled(kind)]
+    if not on:
+        return nullcontext()
+    if len(on) == 1:  # torch.compile traces this case
+        return torch.autocast(on[0], enabled=False)
+    stack = ExitStack()
+    for kind in on:
+        stack.enter_context(torch.autocast(kind, enabled=False))
+    return stack
+
+
+class _WholeFloat32:
+    """A context in which factors of float32 products keep all their digits.
+
+    The settings are global, so blocks of several threads share one change: the first block that finds
+    factors rounded turns this off, and the last block to end restores what was found. The model of
+    another thread multiplies in whole float32 meanwhile, which is slower and not wrong.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._blocks = 0
+        self._found: tuple[str | None, str, str] | None = None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._blocks += 1
+            if not _is_whole():
+                found = _turn_off()
+                self._found = self._found or found
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._blocks -= 1
+            if self._blocks == 0 and self._found is not None:
+                found, self._found = self._found, None
+                if _is_whole():  # else somebody has made a setting since, which stays
+                    _restore(*found)
+
+
+_WHOLE = _WholeFloat32()
+
+
+def _is_whole() -> bool:
+    """Whether the digits of float32 factors are kept; "none" is torch's default, which keeps them."""
+    # What torch.backends.cuda.matmul.fp32_precision reads, in a tenth of the time.
+    read = torch._C._get_fp32_precision_getter
+    return read("cuda", "matmul") in WHOLE and read("mkldnn", "matmul") in WHOLE
+
+
+def _turn_off() -> tuple[str | None, str, str]:
+    """Keep all digits from now on; returns what :func:`_restore` needs.
+
+    torch has an older setting for all devices and a newer one for each kind of device. Each is read on
+    the other's behalf, and the older one raises an error if the two do not agree. So the older one is
+    changed only where it has been used alone.
+    """
+    cuda, mkldnn = _backends()
+    older, newer = _older(), (cuda.fp32_precision, mkldnn.fp32_precision)
+    if older is not None:
+        torch.set_float32_matmul_precision("highest")
+    cuda.fp32_precision = mkldnn.fp32_precision = "ieee"
+    return older, *newer
+
+
+def _restore(older: str | None, *newer: str) -> None:
+    if older is not None:
+        torch.set_float32_matmul_precision(older)
+    for backend, found in zip(_backends(), newer, strict=True):
+        # "none" follows torch.backends.fp32_precision, and reads as what that is set to.
+        backend.fp32_precision = "none"
+        if backend.fp32_precision != found:
+            backend.fp32_precision = found
+
+
+def _backends() -> tuple[Any, Any]:
+    return torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
+
+
+def _older() -> str | None:
+    """The older of torch's settings; ``None`` where the newer one contradicts it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch 2.9 warns whoever reads the older setting
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:
+            return None

@@ -1,0 +1,441 @@
+"""What a caller has set for its own arithmetic changes nothing in a step, a map or a certificate.
+
+autocast, torch's two settings for TF32, the current GPU, and torch.inference_mode.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import ClassVar
+
+import pytest
+import torch
+from tests.solvers import over_solvers
+from tests.spectra import gaussian, matrix
+from torch import nn
+
+import polarstep as ps
+from polarstep import muon_for
+from polarstep.diagnostics import certified, cheap_certificate
+from polarstep.optim.stepping import by_tables
+from polarstep.optim.stepping import replay as replaying
+from polarstep.optim.stepping.replay_plan import Plan
+from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
+
+Settings = tuple[str, ...]
+
+
+def autocast():
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+def settings() -> Settings:
+    """All that torch says of the precision of float32 products."""
+    found = [torch.backends.fp32_precision]
+    for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+        found.append(backend.fp32_precision)
+    for read in (
+        torch.get_float32_matmul_precision,
+        lambda: str(torch.backends.cuda.matmul.allow_tf32),
+    ):
+        try:
+            found.append(read())
+        except RuntimeError:  # the two settings contradict one another
+            found.append("contradiction")
+    return tuple(found)
+
+
+def older(precision: str) -> Callable[[], None]:
+    return lambda: torch.set_float32_matmul_precision(precision)
+
+
+def older_for_cuda() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = True
+
+
+def newer_for_cuda() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+
+
+def newer_for_cpus() -> None:
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+
+
+def newer_for_all() -> None:
+    torch.backends.fp32_precision = "tf32"
+
+
+def one_of_each() -> None:
+    torch.set_float32_matmul_precision("high")
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+
+
+ROUNDED = {
+    "high": older("high"),
+    "medium": older("medium"),
+    "allow_tf32": older_for_cuda,
+    "cuda.matmul": newer_for_cuda,
+    "mkldnn.matmul": newer_for_cpus,
+    "all": newer_for_all,
+    "one of each": one_of_each,
+}
+WHOLE = {"ieee", "none"}
+
+over_settings = pytest.mark.parametrize("setting", ROUNDED.values(), ids=list(ROUNDED))
+
+
+@pytest.fixture(autouse=True)
+def as_in_a_new_process() -> Iterator[None]:
+    """torch's settings as they are in a new process, before each test and after it."""
+
+    def anew() -> None:
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.fp32_precision = "none"
+        for backend in (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul):
+            backend.fp32_precision = "none"
+
+    anew()
+    yield
+    anew()
+
+
+# Autocast.
+
+
+@over_solvers()
+def test_a_map_keeps_its_precision(solver):
+    M = matrix("power-law", 24, 40).float()
+    expected = solver.map(M)
+    with autocast():
+        assert torch.equal(solver.map(M), expected)
+
+
+@over_solvers()
+def test_a_step_keeps_its_precision(solver):
+    ends = []
+    for context in (autocast(), undisturbed()):
+        W = nn.Parameter(gaussian(24, 40, seed=1).float())
+        optimizer = ps.Muon([W], lr=0.1, polar=solver.map)
+        with context:
+            for step in range(3):
+                W.grad = 0.01 * gaussian(24, 40, seed=step + 2).float()
+                optimizer.step()
+        ends.append(W.detach())
+    assert torch.equal(*ends)
+
+
+def test_a_closure_keeps_the_callers_autocast():
+    W = nn.Parameter(gaussian(8, 8).float())
+    optimizer, seen = ps.Muon([W]), []
+
+    def closure():
+        product = W @ W
+        seen.append(product.dtype)
+        product.float().square().sum().backward()
+        return 0.0
+
+    with autocast():
+        optimizer.step(closure)
+        assert torch.is_autocast_enabled("cpu")
+    assert seen == [torch.bfloat16]
+
+
+def test_a_certificate_keeps_its_precision():
+    polar, M = ps.LowRank(8, 4, always_sketch=True), matrix("power-law", 60, 64).float()
+    T, bound = certified(polar, M)
+    plain = cheap_certificate(M, T)
+    with autocast():
+        again, bound_again = certified(polar, M)
+        plain_again = cheap_certificate(M, T)
+    assert torch.equal(T, again)
+    assert (bound.worst, plain.worst) == (bound_again.worst, plain_again.worst)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "meta"])
+def test_autocast_is_off_on_the_device_alone(kind):
+    device = torch.device(kind)
+    with autocast(), undisturbed(device):
+        assert torch.is_autocast_enabled("cpu") == (kind == "meta")
+    with undisturbed(device):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_without_a_device_autocast_is_off_on_all():
+    with autocast(), torch.autocast("xpu", torch.bfloat16), undisturbed():
+        assert not torch.is_autocast_enabled("cpu")
+        assert not torch.is_autocast_enabled("xpu")
+
+
+# TF32 on a GPU, bfloat16 on a CPU with products in bfloat16.
+
+
+class Looking(ps.NewtonSchulz):
+    """A map that notes torch's settings at its products."""
+
+    seen: ClassVar[list[Settings]] = []
+
+    def _polar(self, X, numbers):
+        self.seen.append(settings())
+        return super()._polar(X, numbers)
+
+
+def at_the_products(run: Callable[[ps.PolarMap], object]) -> Settings:
+    """torch's settings at the products of a map that ``run`` runs."""
+    Looking.seen.clear()
+    run(Looking(2, "quintic"))
+    (found, *others) = Looking.seen
+    assert all(other == found for other in others)
+    return found
+
+
+def step_of(polar: ps.PolarMap) -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.Linear(12, 4))
+    optimizer = muon_for(model, polar=polar)
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+
+
+RUNS = {
+    "call": lambda polar: polar(matrix("power-law", 8, 12).float()),
+    "certified": lambda polar: certified(polar, matrix("power-law", 8, 12).float()),
+    "step": step_of,
+}
+
+
+@over_settings
+@pytest.mark.parametrize("run", RUNS.values(), ids=list(RUNS))
+def test_products_have_all_digits_and_the_setting_comes_back(run, setting):
+    setting()
+    before = settings()
+    of_cuda, of_cpus = at_the_products(run)[1:3]
+    assert {of_cuda, of_cpus} <= WHOLE
+    assert settings() == before
+
+
+@over_settings
+def test_the_settings_agree_within_a_step_where_they_did_before(setting):
+    """A function that torch.compile compiled reads both, and torch 2.9 raises if they contradict."""
+    setting()
+    before = settings()
+    within = at_the_products(RUNS["call"])
+    assert ("contradiction" in within) <= ("contradiction" in before)
+
+
+@over_settings
+def test_an_error_restores_the_setting(setting):
+    setting()
+    before = settings()
+    found = []
+
+    def fail() -> None:
+        with undisturbed():
+            found.append(settings())
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert found[0][1:3] != before[1:3]
+    assert settings() == before
+
+
+def test_a_setting_that_follows_the_general_one_goes_on_following_it():
+    torch.backends.fp32_precision = "tf32"
+    with undisturbed():
+        pass
+    torch.backends.fp32_precision = "none"
+    assert torch.backends.cuda.matmul.fp32_precision == "none"
+
+
+def test_a_setting_made_inside_stays():
+    torch.set_float32_matmul_precision("high")
+    with undisturbed():
+        torch.set_float32_matmul_precision("medium")
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_a_setting_made_inside_holds_until_the_next_block():
+    with undisturbed():
+        torch.set_float32_matmul_precision("high")
+        with undisturbed():
+            assert settings()[1] in WHOLE
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+def test_the_last_of_several_threads_restores_the_setting():
+    """Steps in two threads overlap; the first to end must leave the other's products as they are."""
+    torch.set_float32_matmul_precision("high")
+    before = settings()
+    inside, may_end = threading.Event(), threading.Event()
+    found = []
+
+    def longer() -> None:
+        with undisturbed():
+            inside.set()
+            may_end.wait(30)
+            found.append(settings())
+
+    thread = threading.Thread(target=longer)
+    with undisturbed():
+        thread.start()
+        inside.wait(30)
+    may_end.set()
+    thread.join()
+    assert found[0][1] in WHOLE
+    assert settings() == before
+
+
+@over_solvers()
+def test_medium_precision_changes_no_digit(solver):
+    """On a CPU that multiplies in bfloat16, "medium" changes the products of everything else."""
+    M = matrix("power-law", 24, 40).float()
+    expected = solver.map(M)
+    torch.set_float32_matmul_precision("medium")
+    assert torch.equal(solver.map(M), expected)
+
+
+def test_a_closure_keeps_the_callers_setting():
+    W = nn.Parameter(gaussian(8, 8).float())
+    optimizer, seen = ps.Muon([W]), []
+    torch.set_float32_matmul_precision("high")
+
+    def closure():
+        seen.append(torch.get_float32_matmul_precision())
+        W.square().sum().backward()
+        return 0.0
+
+    optimizer.step(closure)
+    assert seen == ["high"]
+
+
+def test_a_traced_map_leaves_the_setting_alone():
+    torch.compiler.reset()
+    M = matrix("power-law", 8, 12).float()
+    polar = ps.NewtonSchulz(2, "quintic")
+    torch.set_float32_matmul_precision("high")
+    compiled = torch.compile(polar, fullgraph=True, backend="eager")
+    assert torch.allclose(compiled(M), polar(M), atol=1e-5)
+    assert torch.get_float32_matmul_precision() == "high"
+
+
+# The current GPU.
+
+
+@pytest.fixture
+def entered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The current GPU, last of the GPUs that are entered, on a machine that need not have any."""
+    current = [0]
+
+    @contextmanager
+    def device(of: torch.device) -> Iterator[None]:
+        current.append(of.index)
+        try:
+            yield
+        finally:
+            current.pop()
+
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    return current
+
+
+class OnSecond(torch.Tensor):
+    """A tensor that says that it is on the second GPU, where a kernel would find it."""
+
+    device = torch.device("cuda", 1)
+    is_cuda = True
+
+
+def test_a_context_enters_the_gpu(entered):
+    for context in (on_device, undisturbed):
+        with context(torch.device("cuda", 1)):
+            assert entered == [0, 1]
+        with context(torch.device("cpu")):
+            assert entered == [0]
+    with on_device(None), undisturbed():
+        assert entered == [0]
+
+
+def test_a_fake_tensor_needs_no_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    with on_device(torch.device("cuda", 1)):
+        pass
+
+
+def test_a_step_runs_on_the_gpu_of_its_parameters(entered, monkeypatch):
+    W = nn.Parameter(gaussian(8, 12).float())
+    optimizer, seen = ps.Muon([W]), []
+    monkeypatch.setattr(optimizer, "_first_gpu", lambda: torch.device("cuda", 1))
+    monkeypatch.setattr(optimizer, "_update_groups", lambda: seen.extend(entered))
+    optimizer.step()
+    assert seen == [0, 1]
+
+
+def test_the_first_parameter_on_a_gpu_decides(entered):
+    plain, second = gaussian(8, 12).float(), gaussian(8, 12).float().as_subclass(OnSecond)
+    optimizer = ps.Muon([nn.Parameter(plain)])
+    assert optimizer._first_gpu() is None
+    optimizer.param_groups[0]["params"].append(second)
+    assert optimizer._first_gpu() == OnSecond.device
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("hooked", [False, True])
+def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
+    """A plan with buckets on two GPUs, neither of which is the current one."""
+    launched, looked = [], []
+    M = gaussian(1, 4, 6)
+
+    def launch(polar, bucket, carry, draw):
+        launched.append((bucket.signature.device.index, entered[-1]))
+        return ps.polar.Polar(M, M), ps.polar.Carry()
+
+    monkeypatch.setattr(by_tables.step, "launch", launch)
+    monkeypatch.setattr(replaying, "fill_tables", lambda *_: None)
+    monkeypatch.setattr(by_tables.TableBucket, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: on_device(None))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
+    optimizer = ps.Muon([nn.Parameter(gaussian(4, 6).float())])
+    optimizer.param_groups[0]["params"][0].grad = gaussian(4, 6).float()
+    work = optimizer._over_ranks.collected(
+        optimizer.param_groups, optimizer.state, False, error=None, hooked=False, everywhere=0
+    )
+    ((signature, member),) = replaying.members_of(work[0], 0, optimizer.state)
+    runs = []
+    for index in (1, 2):
+        for _ in range(count):
+            bucket = by_tables.TableBucket(signature, 1)
+            bucket.signature = replace(signature, device=torch.device("cuda", index))
+            runs.append((bucket, [member]))
+    plan = Plan((), [[0]], runs, [0] * len(runs))
+    hooks = (lambda bucket: looked.append(entered[-1]),) if hooked else ()
+    replaying.ReplayedStep()._run(plan, work, optimizer.state, hooks)
+    assert launched == [(index, index) for index in (1, 2) for _ in range(count)]
+    assert looked == ([1] * count + [2] * count if hooked else [])
+
+
+class Stream:
+    """A stream that nothing runs on."""
+
+    def wait_stream(self, other: Stream) -> None:
+        """Do nothing."""
+
+
+# torch.inference_mode.
+
+
+@pytest.mark.parametrize("around", [torch.inference_mode, torch.no_grad, torch.enable_grad])
+def test_tensors_are_ordinary_and_the_gradients_as_the_caller_has_them(around):
+    with around():
+        given = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
+        with inference_mode_off():
+            made = torch.zeros(3)
+            assert not torch.is_inference_mode_enabled()
+            assert torch.is_grad_enabled() == (around is torch.enable_grad)
+        assert (torch.is_inference_mode_enabled(), torch.is_grad_enabled()) == given
+    assert not made.is_inference()
+    made.requires_grad_().sum().backward()  # refused for a tensor of inference mode
