@@ -35,7 +35,7 @@ def frobenius_norm(X: Tensor) -> Tensor:
     """
     large = X.device.type == "cpu" and X.shape[-2:].numel() > PIECE
     if large and not torch.compiler.is_compiling():
-        # A CPU makes a copy in float64 first. In pieces the copy stays in the cache: a fourth of the time.
+        # A CPU makes a copy in float64 first. In pieces it stays in the cache: a fourth of the time.
         norms = [_norm_by_pieces(x) for x in (X if X.is_contiguous() else X.mT)]
         return torch.stack(norms)[:, None, None] if norms else X.new_zeros(0, 1, 1).double()
     if has_float64(X.device):
