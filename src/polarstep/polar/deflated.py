@@ -72,8 +72,9 @@ class Deflated(Containing):
         full: the map for matrices on which deflating would cost more than this map.
         float8: whether a single polynomial step may have products of fewer bits than all others: eight
             on GPUs with such products (:mod:`polarstep.products.float8`), and bfloat16 in place of
-            float32 on CPUs with matrix tiles (:mod:`polarstep.products.tiles`). Small matrices, and
-            maps with a ``dtype`` of their own, keep the precision of the other products.
+            float32 on CPUs with matrix tiles (:mod:`polarstep.products.tiles`). Small matrices keep
+            the precision of the other products, and so do maps in which ``head.inner`` or ``full`` has a
+            ``dtype``.
 
     ``Deflated()`` alone has a fresh sketch of rank 56 for every shape, and no steps. The map that
     :class:`polarstep.Auto` takes has a warm sketch, a rank that goes with the shape, and one step:
