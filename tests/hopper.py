@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 
 import polarstep as ps
 from polarstep import kernels, products
+from polarstep.kernels import descriptors
 from polarstep.products.triton import Triton
 
 __all__ = ["MAPS", "main"]
@@ -121,7 +122,8 @@ def main(*names: str) -> None:
     names = tuple(name for name in names if name != gpu)
     driver.set_active(_Hopper(gpu))
     kernels.available = lambda device: True
-    torch.cuda.get_device_capability = lambda *_: divmod(_Hopper(gpu).capability, 10)
+    kernels.capability = lambda device: divmod(_Hopper(gpu).capability, 10)
+    descriptors.capability = kernels.capability
     products._BY_KERNELS["cpu"] = _OnHopper()
     for name in names or [each + ending for ending in ("", *OPTIONS) for each in MAPS]:
         ending = next((each for each in OPTIONS if name.endswith(each)), "")

@@ -394,6 +394,7 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
         return ps.polar.Polar(M, M), ps.polar.Carry()
 
     monkeypatch.setattr(by_tables.step, "launch", launch)
+    monkeypatch.setattr(replaying, "gradients", lambda *_: ([], []))
     monkeypatch.setattr(replaying, "fill_tables", lambda *_: None)
     monkeypatch.setattr(by_tables.TableBucket, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
@@ -411,7 +412,7 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
             bucket = by_tables.TableBucket(signature, 1)
             bucket.signature = replace(signature, device=torch.device("cuda", index))
             runs.append((bucket, [member]))
-    plan = Plan((), [[0]], runs, [0] * len(runs))
+    plan = Plan((), [[0]], runs, [0] * len(runs), work[0].params)
     hooks = (lambda bucket: looked.append(entered[-1]),) if hooked else ()
     replaying.ReplayedStep()._run(plan, work, optimizer.state, hooks)
     assert launched == [(index, index) for index in (1, 2) for _ in range(count)]
