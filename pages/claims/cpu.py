@@ -113,7 +113,7 @@ def cpu_auto_tiles() -> str:
         f"{gain('Deflated 120, warm, one step, float8=False')} times. But full space can be in bfloat16 "
         f"too, and is {gain(sixteen)} times as fast then: beside it `auto` is "
         f"{gain('auto', over=sixteen)} times as fast, and {gain('auto', 'one of each', sixteen)} times "
-        "on one of each shape (a single run)"
+        "on one of each shape (two x86 cores, a single run)"
     )
 
 
