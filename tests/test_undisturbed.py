@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -19,6 +20,7 @@ from torch import nn
 
 import polarstep as ps
 from polarstep import muon_for
+from polarstep import undisturbed as undisturbed_settings
 from polarstep.diagnostics import certified, cheap_certificate
 from polarstep.optim.stepping import by_tables
 from polarstep.optim.stepping import replay as replaying
@@ -222,6 +224,15 @@ def test_the_settings_agree_within_a_step_where_they_did_before(setting):
     before = settings()
     within = at_the_products(RUNS["call"])
     assert ("contradiction" in within) <= ("contradiction" in before)
+
+
+@pytest.mark.parametrize(("precision", "whole"), [("ieee", True), ("none", True), ("tf32", False)])
+def test_the_settings_are_read_without_torchs_own_getter_too(precision, whole, monkeypatch):
+    """It has no public name, and a later torch may not have it."""
+    found = SimpleNamespace(fp32_precision=precision), SimpleNamespace(fp32_precision="ieee")
+    monkeypatch.setattr(undisturbed_settings, "_backends", lambda: found)
+    monkeypatch.delattr(torch._C, "_get_fp32_precision_getter")
+    assert undisturbed_settings._is_whole() is whole
 
 
 @over_settings

@@ -110,8 +110,10 @@ _WHOLE = _WholeFloat32()
 
 def _is_whole() -> bool:
     """Whether the digits of float32 factors are kept; "none" is torch's default, which keeps them."""
-    # What torch.backends.cuda.matmul.fp32_precision reads, in a tenth of the time.
-    read = torch._C._get_fp32_precision_getter
+    # What torch.backends.cuda.matmul.fp32_precision reads, in a tenth of the time. torch may rename it.
+    read = getattr(torch._C, "_get_fp32_precision_getter", None)
+    if read is None:
+        return all(backend.fp32_precision in WHOLE for backend in _backends())
     return read("cuda", "matmul") in WHOLE and read("mkldnn", "matmul") in WHOLE
 
 
