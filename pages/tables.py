@@ -254,7 +254,7 @@ def headline_table(record: Path) -> str:
             timed = {load: AUTO[load] + each.timed.removeprefix(SIXTH) for load in HELD}
             columns = columns_of_auto()
         times = [f"{steps()[name, load]['ratio']:.1f}×" for load, name in timed.items()]
-        ells = " / ".join(with_shares(columns or ())) or "–"
+        ells = ", ".join(with_shares(columns or ())) or "–"
         table.append([given, ells, *times, _told(each), _told_of_the_long_run(each)])
     after = [f"{of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
     titles = ("ℓ as timed", *_loads(), f"perplexity, {after[0]}", f"perplexity, {after[1]}")

@@ -80,7 +80,10 @@ class Weighed:
 
 def with_shares(columns: tuple[int, ...]) -> list[str]:
     """ℓ on the workloads of :data:`HELD`, as far as it was timed there, with its part of the width."""
-    return [f"{ell} ({ell / d:.0%})" for ell, d in zip(columns, HELD.values(), strict=False)]
+    return [
+        f"{ell}\N{NO-BREAK SPACE}({ell / d:.0%})"
+        for ell, d in zip(columns, HELD.values(), strict=False)
+    ]
 
 
 def timed_with_less(load: str) -> list[Weighed]:
