@@ -28,7 +28,7 @@ from pages.records.costs import (
     on_hosts,
     steps,
 )
-from pages.records.maps import HEADLINE, Weighed, peers, weighed, with_shares
+from pages.records.maps import HEADLINE, Weighed, peers, weighed, with_share, with_shares
 from pages.records.quality import (
     RATES,
     TEST,
@@ -311,13 +311,14 @@ def choice_table(folder: Path) -> str:
     table = []
     for matrices, machine, record, load in PLACES:
         rows = steps(f"{folder.relative_to(ROOT)}/{record}.json")
-        arm, width = record == "cpu-arm", HELD[load]
+        width = HELD[load]
+        columns_of = Weighed.columns_on_arm if record == "cpu-arm" else Weighed.columns_on
         known = [
             (rows[each.timed, load]["ratio"], quality(each.trained).value, each)
             for each in weighed()
             if each.timed and each.trained and (each.timed, load) in rows
             if quality(each.trained).interval is not None
-            if each.trained_as(each.columns_on_arm(load) if arm else each.columns_on(load), width)
+            if each.trained_as(columns_of(each, load), width)
         ]
         kept: list[tuple[float, float, Weighed]] = []
         for row in sorted(known, key=lambda row: row[0]):
@@ -327,8 +328,11 @@ def choice_table(folder: Path) -> str:
             told = _told(each) if _told(each) != "–" else "the baseline"
             if width != WIDTH:
                 told += f", at width {WIDTH}"
-            timed = each.columns_on_arm(load) if arm else each.columns_on(load)
-            parts = [_part(timed, width), _part(each.trained_columns, WIDTH)]
+            timed, trained = columns_of(each, load), each.trained_columns
+            parts = [
+                "–" if ell is None else with_share(ell, d)
+                for ell, d in ((timed, width), (trained, WIDTH))
+            ]
             table.append([matrices, machine, f"{ratio:.1f}×", each.title, *parts, told])
             matrices = machine = ""
     columns = {
@@ -341,11 +345,6 @@ def choice_table(folder: Path) -> str:
         "test perplexity, to full space": "right",
     }
     return markdown(columns, table)
-
-
-def _part(ell: int | None, width: int) -> str:
-    """As ``128 (17%)``; a dash without a sketch."""
-    return "–" if ell is None else f"{ell}\N{NO-BREAK SPACE}({ell / width:.0%})"
 
 
 def received_table(ledger: Path) -> str:

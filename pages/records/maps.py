@@ -80,10 +80,12 @@ class Weighed:
 
 def with_shares(columns: tuple[int, ...]) -> list[str]:
     """ℓ on the workloads of :data:`HELD`, as far as it was timed there, with its part of the width."""
-    return [
-        f"{ell}\N{NO-BREAK SPACE}({ell / d:.0%})"
-        for ell, d in zip(columns, HELD.values(), strict=False)
-    ]
+    return [with_share(ell, d) for ell, d in zip(columns, HELD.values(), strict=False)]
+
+
+def with_share(ell: int, width: int) -> str:
+    """ℓ with its part of the width, as ``128 (17%)``."""
+    return f"{ell}\N{NO-BREAK SPACE}({ell / width:.0%})"
 
 
 def timed_with_less(load: str) -> list[Weighed]:

@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 __all__ = ["check_unflattened", "check_whole"]
 
-MARK = (
-    "_fsdp_flattened"  # FSDP1 sets this on every parameter that it has laid end to end with others
-)
+# FSDP1 sets this on every parameter that it has laid end to end with others.
+MARK = "_fsdp_flattened"
 REMEDY = (
     "expected FSDP2, torch.distributed.fsdp.fully_shard(model), whose parameters keep their shapes, "
     "before or after muon_for; or, where nothing need be cut, FullyShardedDataParallel with "

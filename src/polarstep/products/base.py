@@ -6,6 +6,8 @@ Matrices come as batches ``(batch, m, n)``. A polynomial ``(a, b, c, …)`` stan
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -233,12 +235,21 @@ class Products(Deflating):
 
         W_t = P_t(G_{t−1})W_{t−1} and G_t = P_t(G_{t−1})·G_{t−1}·P_t(G_{t−1}).
         """
+        return self.accumulated_by(self.commuting, G, polynomials)
+
+    def accumulated_by(
+        self,
+        multiply: Callable[[Tensor, Tensor], Tensor],
+        G: Tensor,
+        polynomials: tuple[Polynomial, ...],
+    ) -> Tensor:
+        """The W of :meth:`accumulated`, step by step, with the products of ``multiply``."""
         W: Tensor | None = None
         for t, polynomial in enumerate(polynomials):
             P = self.polynomial(G, polynomial)
-            W = P if W is None else self.commuting(P, W)
+            W = P if W is None else multiply(P, W)
             if t + 1 < len(polynomials):
-                G = self.commuting(self.commuting(P, G), P)
+                G = multiply(multiply(P, G), P)
         assert W is not None
         return W
 

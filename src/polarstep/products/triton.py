@@ -303,12 +303,7 @@ class _Kernels(Products):
         """
         if not halving_pays(*G.shape[:2]):
             return self.accumulated(G, polynomials)
-        W = P = self.polynomial(G, polynomials[0])
-        for polynomial in polynomials[1:]:
-            G = P @ G @ P
-            P = self.polynomial(G, polynomial)
-            W = P @ W
-        return W
+        return self.accumulated_by(torch.matmul, G, polynomials)
 
     def _polynomial_times(
         self,

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polarstep.products.sizes import largest_entry
+
 __all__ = ["largest", "largest_of_each"]
 
 INFINITY = float("inf")
@@ -62,4 +64,4 @@ def _of_matrices(batch: Tensor) -> Tensor:
     if by_norms(batch.device):
         found: Tensor = torch.linalg.vector_norm(batch, INFINITY, dim=(-2, -1))
         return found
-    return torch.maximum(batch.amax((-2, -1)), -batch.amin((-2, -1)))
+    return largest_entry(batch).flatten()

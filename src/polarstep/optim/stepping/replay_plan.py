@@ -49,9 +49,8 @@ class Plan:
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
     buckets: dict[tuple[Signature, int], TableBucket] = field(default_factory=dict)
-    listed: dict[int, tuple[int, ...]] = field(
-        default_factory=dict
-    )  # ids of groups, and of their params
+    # The ids of the groups, and of their parameters.
+    listed: dict[int, tuple[int, ...]] = field(default_factory=dict)
     comes_again: bool = False  # whether there was a step with this key before
     last: int = 0  # the number of the last step that took this plan
     replays: Replays = field(default_factory=Replays)  # kinds: which buckets draw random numbers
@@ -157,10 +156,8 @@ def gradients(plan: Plan, works: list[Work]) -> tuple[list[Tensor], list[int]]:
             strided.append(at)
         elif first % ALIGNMENT:
             shifted.append(at)
-    for odd in (
-        shifted,
-        strided,
-    ):  # apart: torch copies a list at once only if it has equal strides
+    # Apart, because torch copies a list at once only if it has equal strides.
+    for odd in (shifted, strided):
         if odd:
             copies = [torch.empty_like(plan.params[at]) for at in odd]
             torch._foreach_copy_(copies, [grads[at] for at in odd])
