@@ -12,7 +12,8 @@ from polarstep.polar.coefficients import resolve
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
-from polarstep.products.deflating import Head, squared_norm
+from polarstep.products.flat_step import squared_norm
+from polarstep.products.head import Head
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
 from polarstep.products.sizes import frobenius_norm, largest_entry, leaves_range, shrink_of
