@@ -5,7 +5,7 @@ them. The mathematics is in the maps; the rules of precision, alignment and laun
 
 * :mod:`~polarstep.products.base`: what every device can do, in torch's own operations;
 * :mod:`~polarstep.products.rest_norm` and :mod:`~polarstep.products.flat_step`: the same for the
-  operations that only deflated steps need;
+  operations that only deflated steps need, the size of the rest and the step on X₀;
 * :mod:`~polarstep.products.cpu`: half of a symmetric product, bfloat16 tiles, free value checks;
 * :mod:`~polarstep.products.cuda`: bfloat16 products with float32 sums;
 * :mod:`~polarstep.products.triton`: the kernels of :mod:`polarstep.kernels`.
