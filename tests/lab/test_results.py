@@ -30,8 +30,8 @@ from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
+from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.storage import StorageError, read_lines
-from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import build_polar, optimizer_gflops
 

@@ -20,14 +20,12 @@ from torch import Tensor
 
 from polarstep.products.squarings import Polynomial
 
-__all__ = ["STRIP", "iterate_in_place", "norm_by_parts"]
+__all__ = ["STRIP", "iterate_in_place"]
 
 # Columns of a strip of G, and columns of X that are worked on at a time. With 192 and 64 a step takes
 # 15% less time, and twice the memory beside M and half of G.
 STRIP = 64
 COLUMNS = 32
-# Parts of X whose squares are summed one after the other.
-PARTS = 128
 
 Strips = list[tuple[int, Tensor]]
 
@@ -39,15 +37,6 @@ def iterate_in_place(X: Tensor, polynomials: tuple[Polynomial, ...]) -> None:
         for columns in torch.split(X, COLUMNS, dim=1):
             columns.copy_(_applied(polynomial, strips, columns))
         del strips  # before the next G is made
-
-
-def norm_by_parts(X: Tensor) -> Tensor:
-    """‖X‖_F of one matrix in float64, some rows at a time: torch makes a float64 copy of these rows."""
-    norms = [
-        torch.linalg.vector_norm(rows, dtype=torch.float64)
-        for rows in torch.split(X, max(1, X.shape[0] // PARTS))
-    ]
-    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _half_of_gram(X: Tensor) -> Strips:
