@@ -102,8 +102,14 @@ def wide_maps() -> dict[str, ps.PolarMap]:
     """The maps under test on the matrices of :data:`WIDE`; ℓ is an eighth of 4096 rows."""
     head = ps.LowRank(WIDE_RANK, 8, sketch=ps.Warm(), inner=INNER, always_sketch=True)
     lifted = ps.Deflated(head, ps.NewtonSchulz(1, "flat"))
-    names = ("Deflated warm, ℓ = 512, one step", "Deflated warm, ℓ = 512, scaled")
-    return {names[0]: lifted, f"{names[0]}{ROWS}": lifted, names[1]: ps.Deflated(head)}
+    sixteen_bits = ps.Deflated(head, ps.NewtonSchulz(1, "flat"), float8=False)
+    name = "Deflated warm, ℓ = 512, one step"
+    return {
+        name: lifted,
+        f"{name} in 16 bits": sixteen_bits,
+        f"{name}{ROWS}": lifted,
+        "Deflated warm, ℓ = 512, scaled": ps.Deflated(head),
+    }
 
 
 def of_spectrum(spectrum: Callable[[Tensor], Tensor], m: int, n: int, g: torch.Generator) -> Tensor:

@@ -166,7 +166,7 @@ STATED = {
         "within 1.15 × AdamW",
         "a loss of 0.05 points at most",
         "Our goal was 2.5.",
-        "So 2.5 is out of reach",
+        "So 2.5 is out of reach for the map",
     ),
     "definitions": (
         "95%",

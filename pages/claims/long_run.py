@@ -77,6 +77,18 @@ def rates_over_all_steps() -> str:
     )
 
 
+def rate_of_muon(which: str = "both") -> str:
+    """The one rate of all rows of Muon, and what full space does at another over all steps."""
+    ((lr, ends),) = study.other_rates(study.BASE).items()
+    apart = percent(ends, study.tests(study.BASE))
+    tried = study.rates()[study.BASE]
+    chosen = min(tried, key=lambda rate: tried[rate])
+    return (
+        f"{which} at {chosen:g}; at {lr:g} full space ends lower, {apart.told(unit='%')} from "
+        f"{chosen:g}, and no other map was run there"
+    )
+
+
 @claim
 def gpt_order() -> str:
     """How many pairs of methods come in the paper's order in the long runs."""
@@ -286,7 +298,8 @@ def auto_long_run() -> str:
     return (
         f"{long_gap('deflated-120')} in test perplexity against full space after "
         f"{study.million_tokens():.1f}M tokens, with {_times('deflated-120', study.BASE)}. Its rank was "
-        f"chosen among three by these runs; on the validation half it has {on_validation.told(unit='%')}"
+        f"chosen among three by these runs, {rate_of_muon()}. On the validation half it has "
+        f"{on_validation.told(unit='%')}"
     )
 
 

@@ -58,10 +58,8 @@ matrix. One of them reads Z. Where Z = WX is not formed, as with a warm sketch, 
 operations: ℓ/(3m) of the products of such a step, or 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or
 adds 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and
 QᵀQ, by 2ℓ²(m + n) operations in some ten more launches; in 32 bits QᵀQ is formed in float64. A deflated
-map with a step reads the two m×m matrices of its polynomial once more, in four launches. On an H200 a
-step on nanoGPT's matrices took 4% longer with a low-rank map, and 24% with a deflated map, whose work on
-the device took 4% longer; on an 8B layer 1% and 3% (``results/step-cost/h200-maps.json``). Other scales
-add nothing.
+map with a step reads the two m×m matrices of its polynomial once more, in four launches. What that is of
+a step on an H200 is in docs/speed.md. Other scales add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is

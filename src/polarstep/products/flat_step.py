@@ -58,7 +58,8 @@ class FlatOperations(RestOperations, ABC):
 
         λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = Gᵖ⁻¹v₀ for the v₀ of :func:`start_vectors`, with
         the p of :func:`norm_products`. How far λ can be below ‖G‖_op is in
-        :mod:`polarstep.polar.flat_step_scale`. s = 0 where G is zero or not finite. The result has shape (batch, 1, 1).
+        :mod:`polarstep.polar.flat_step_scale`. s = 0 where G is zero or not finite. The result has shape
+        (batch, 1, 1).
         """
         V = start_vectors(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
         G, tiny = G.to(V.dtype), torch.finfo(V.dtype).tiny
