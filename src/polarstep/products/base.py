@@ -59,6 +59,10 @@ class Products(Deflating):
             return X
         return X.float()
 
+    def full_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
+        """The precision of products with a whole m×n matrix in ``dtype``, as in full space."""
+        return self.dtype(dtype)
+
     def sketch_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
         """The precision for sketching an m×n matrix, where directions matter and digits do not."""
         return dtype
