@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pages.claims.words import claim
 from pages.records import read_json
-from polarstep.optim.stepping.large import LARGE, peak
+from polarstep.optim.stepping.large import peak
+from polarstep.products.in_place import LARGE
 
 FUZZED = "results/fuzz/cpu.json"
 

@@ -125,7 +125,7 @@ def test_room_for_rounding_grows_with_the_long_side():
     assert room(2.0**-23, 10) == 4e-5
     assert room(2.0**-52, 10) == 1e-10
     assert room(2.0**-23, 3072) == pytest.approx(3072 * 2.0**-23)
-    T = ps.NewtonSchulz(5)(torch.ones(768, 3072))
+    T = ps.NewtonSchulz(5, dtype=torch.float32)(torch.ones(768, 3072))
     assert float(torch.linalg.matrix_norm(T.double(), 2)) <= 1 + room(2.0**-23, 3072)
 
 

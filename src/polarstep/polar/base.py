@@ -308,7 +308,9 @@ class PolarMap(ABC):
         """The map whose polynomial decides how far singular values are lifted."""
         return self
 
-    def product_dtype(self, m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    def product_dtype(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.dtype:
         """The precision of the products that make T of m×n matrices in ``dtype``.
 
         A certificate allows for their rounding. Call it on the map that :meth:`on` returns.

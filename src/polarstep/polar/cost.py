@@ -201,7 +201,8 @@ def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
 
 def _in_full_space(polar: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
     """The steps of a full-space map, which have fewer bits than other products where that is faster."""
-    if on.full_rate and m >= FULL_TILES_FROM and polar.rounds_input:
+    rounds = polar.rounds_input or polar.dtype == torch.bfloat16
+    if on.full_rate and m >= FULL_TILES_FROM and rounds:
         small = on.itemsize // 2
         on = replace(on, rate=on.full_rate, narrow=on.full_narrow, itemsize=small, halved=1.0)
         powers = sum(map(square_products, polar.polynomials))

@@ -234,7 +234,9 @@ class NewtonSchulz(PolarMap):
         norm = schatten_norm(G, SQUARINGS[self.delta]) * (1 + 4 * torch.finfo(dtype).eps)
         return (X.to(G.dtype) / norm).to(dtype)
 
-    def product_dtype(self, m: int, n: int, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    def product_dtype(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.dtype:
         """The precision of the products in full space."""
         return self._route(dtype, m, n, products.of(device))[0]
 

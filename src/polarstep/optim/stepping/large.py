@@ -2,8 +2,8 @@
 
 A step in full space usually holds M, two of its iterates and two matrices of the small side at a time,
 up to eight times the parameter. In place it holds M, half of its Gram matrix and a few rows or columns
-(:mod:`polarstep.products.in_place`), in float32. :func:`peak` has the formula: 1.26 times the memory of the
-parameter for 8192×16384, 1.506 times for 16384×16384.
+(:mod:`polarstep.products.in_place`), and multiplies in float32 on every CPU. :func:`peak` has the
+formula: 1.26 times the memory of the parameter for 8192×16384, 1.506 times for 16384×16384.
 """
 
 from __future__ import annotations
