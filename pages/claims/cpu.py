@@ -43,8 +43,8 @@ def cpu_beside_full_space() -> str:
         f"`LowRank(200)` is {plain} times as fast as full space on a tenth of nanoGPT's matrices on a "
         f"CPU. On a CPU with bfloat16 tiles it is {tiles} times as fast as full space in float32; in "
         f"bfloat16, the default there, full space is {full / sixteen:.1f} times as fast as in float32. "
-        f"On an H200 a sketch of the same part of the width is {times(TIMES)} times as fast on nanoGPT's "
-        "matrices (single runs of the benchmark)"
+        f"On an H200 a sketch of the same part of the width is {times(TIMES)} times as fast on "
+        "nanoGPT's matrices (single runs of the benchmark)"
     )
 
 

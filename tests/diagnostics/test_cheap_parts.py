@@ -99,6 +99,7 @@ def test_the_norm_of_an_unknown_map_is_at_least_one_and_not_told_where_it_is_not
     assert not found[1].isfinite()
 
 
+@pytest.mark.usefixtures("no_tiles")
 @pytest.mark.parametrize("transform", [None, ps.NormalizedRows()])
 @pytest.mark.parametrize("polar", [ps.Auto(), ps.NewtonSchulz(5, "polar-express")])
 def test_a_monitor_bounds_nu_closely_after_deflation_and_after_normalized_rows(polar, transform):

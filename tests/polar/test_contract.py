@@ -187,6 +187,7 @@ COHERENT = {
 }
 
 
+@pytest.mark.usefixtures("no_tiles")
 @over_solvers(bounded=True)
 @pytest.mark.parametrize("shape", [(96, 384), (384, 96), (160, 160)], ids=str)
 def test_norm_is_at_most_one_where_rounding_errors_add_up(solver, shape):
@@ -211,6 +212,7 @@ LARGE_ONES = [
 ]
 
 
+@pytest.mark.usefixtures("no_tiles")
 @pytest.mark.parametrize(("shape", "schedule", "form", "delta"), LARGE_ONES, ids=str)
 def test_norm_of_ones_is_at_most_that_of_the_polynomial_up_to_rounding(
     shape, schedule, form, delta
