@@ -187,7 +187,6 @@ COHERENT = {
 }
 
 
-@pytest.mark.usefixtures("no_tiles")
 @over_solvers(bounded=True)
 @pytest.mark.parametrize("shape", [(96, 384), (384, 96), (160, 160)], ids=str)
 def test_norm_is_at_most_one_where_rounding_errors_add_up(solver, shape):

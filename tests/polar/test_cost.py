@@ -111,7 +111,7 @@ def test_launches_are_shared_on_a_gpu_and_not_on_a_cpu():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_more_rows_take_longer_also_where_products_change_their_rate(device, ratio):
-    for rows in (range(32, 128, 16), range(128, 1056, 16)):  # from 128 on a CPU may use its tiles
+    for rows in (range(32, 192, 16), range(192, 1056, 16)):  # from 192 on a CPU may use its tiles
         times = [
             seconds(ps.NewtonSchulz(5, "polar-express"), m, ratio * m, DEVICES[device], 32)
             for m in rows
@@ -122,13 +122,14 @@ def test_more_rows_take_longer_also_where_products_change_their_rate(device, rat
 def test_full_space_takes_less_in_fewer_bits_where_a_cpu_has_tiles():
     tiles, plain = DEVICES["cpu with tiles"], DEVICES["cpu"]
     free, kept = (ps.NewtonSchulz(5, "polar-express", dtype=d) for d in (None, torch.float32))
-    for m in (64, 112, 128, 512, 1024):
+    for m in (64, 176, 192, 512, 1024):
         one, other, as_before = (
-            seconds(polar, m, 2 * m, on) for polar, on in ((free, tiles), (kept, tiles), (kept, plain))
+            seconds(polar, m, 2 * m, on)
+            for polar, on in ((free, tiles), (kept, tiles), (kept, plain))
         )
         assert other == as_before
-        assert (one < 0.75 * other) == (m >= 128)
-        assert one == other or m >= 128
+        assert (one < 0.75 * other) == (m >= 192)
+        assert one == other or m >= 192
 
 
 def test_a_kept_basis_costs_less_and_a_power_iteration_more():

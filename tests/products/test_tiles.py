@@ -318,13 +318,13 @@ def test_what_full_space_does_not_round(polar, dtype, monkeypatch):
 def test_routes_say_where_full_space_is_in_bfloat16(monkeypatch):
     monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: True)
     polar = ps.NewtonSchulz(5, "polar-express")
-    for rows, named in ((127, False), (128, True)):
+    for rows, named in ((191, False), (192, True)):
         assert ("polar-express) in bfloat16" in polar.describe(rows, 900)) == named
         assert ("polar-express) in bfloat16" in polar.describe(900, rows)) == named
-    p = torch.nn.Parameter(torch.zeros(128, 200))
+    p = torch.nn.Parameter(torch.zeros(192, 200))
     assert "in bfloat16" in str(ps.Muon([p]).routes)
     wide = ps.LowRank(200, inner=polar)
-    assert wide.describe(150, 400).startswith(
+    assert wide.describe(200, 400).startswith(
         "NewtonSchulz(5 × polar-express) in bfloat16, full space"
     )
     assert "in bfloat16" not in wide.describe(400, 400)  # sketched: the inner map is in float32

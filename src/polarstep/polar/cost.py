@@ -78,7 +78,7 @@ class Device:
     """FLOP/s of large products in full space, where these have fewer bits than others, as on CPUs with
     tiles; 0 if they have as many. Symmetric products are computed whole then."""
     full_narrow: float = 0.0
-    """The same for matrices of 128 to 511 rows."""
+    """The same for matrices of 192 to 511 rows."""
     launches_shared: bool = True
     """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 

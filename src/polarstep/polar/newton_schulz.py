@@ -53,7 +53,7 @@ class NewtonSchulz(PolarMap):
             and the map is then not scale invariant.
         dtype: precision of the products. ``None`` is the fastest that the device has hardware for
             (:meth:`polarstep.products.Products.full_dtype`): bfloat16 on most GPUs, and on CPUs with
-            matrix tiles (AMX) from 128 rows on, else float32. It is float32 where the coefficients,
+            matrix tiles (AMX) from 192 rows on, else float32. It is float32 where the coefficients,
             for want of a safety factor, would blow up in 16 bits, and on CPUs also for an inner map.
             A warning is given if such coefficients meet an explicit 16-bit ``dtype``.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
