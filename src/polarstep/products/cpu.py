@@ -32,9 +32,9 @@ STRIP = 192
 # For a sketch and a single step on the rest of smaller matrices bfloat16 tiles gain nothing, as casting
 # to bfloat16 takes time too.
 TILES_FROM = 512
-# Five steps in full space have more products for each cast. In bfloat16 matrices with up to four times as
-# many columns as rows are faster from 96 rows on. Longer ones have the Gram form in float32, and those
-# with 64 times as many columns are as fast in bfloat16 from 192 rows on.
+# Five steps in full space have more products for each cast. In bfloat16 matrices of up to four times as
+# many columns are faster from 96 rows on. Longer ones have the Gram form in float32, and those of 64
+# times as many columns are as fast in bfloat16 from 192 rows on.
 FULL_TILES_FROM = 192
 # On ARM, oneDNN prepares a transposed right factor for longer than a small product takes: ABᵀ of two
 # 40×40 matrices takes 190 µs, and 54 µs with a copy of Bᵀ, with the same result bit for bit. Beyond this
