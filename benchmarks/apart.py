@@ -8,8 +8,8 @@ rest alone, and not of X₀, where rows of head and rest overlap. For the same r
 the polynomial: TᵀT = ZᵀZ + pᵀp for QᵀR = 0, and ‖T‖²_op ≤ 1 + c² where ‖Z‖_op ≤ 1 and |p| ≤ c.
 
 δ is found as the steps of the package find it: a first size from ‖M‖²_F − ‖B‖²_F, then an estimate of
-the norm from five products of RRᵀ with 16 columns (:mod:`polarstep.polar.deflation`). It is made larger
-for polynomials that explode soon after one. Nothing is carried but what the head carries.
+the norm from five products of RRᵀ with 16 columns (:mod:`polarstep.polar.flat_step_scale`). It is made
+larger for polynomials that explode soon after one. Nothing is carried but what the head carries.
 
 All of it is plain torch in float32, also where M is in bfloat16: its quality is that of the idea, its
 time is not.
@@ -24,10 +24,12 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import products
-from polarstep.polar import Carry, Draw, Polar, deflation
+from polarstep.polar import Carry, Draw, Polar
 from polarstep.polar.base import wide
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.containing import Containing
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, tolerant_scale
+from polarstep.polar.rest_norm import rest_size
 
 __all__ = ["Apart", "inverse_norm", "lifted", "rest_of"]
 
@@ -95,19 +97,19 @@ def inverse_norm(
     """1/δ (batch, 1, 1) for the rest ``R`` of wide ``A`` and steps that act on R/δ; zero for a zero A.
 
     ‖R/δ‖_op is 1/1.08 where the estimate is exact, and at most 1.17 (for 99 of 100 directions, see
-    :mod:`polarstep.polar.deflation`). A rest that is nothing but the rounding of A stays small.
+    :mod:`polarstep.polar.flat_step_scale`). A rest that is nothing but the rounding of A stays small.
     """
     ops, size = products.of(A.device), torch.linalg.matrix_norm
-    left, factor, floor = deflation.rest_size(A.shape[-2], width, precision)
+    left, factor, floor = rest_size(A.shape[-2], width, precision)
     # ‖R‖_F itself, where the package has ‖M‖²_F − ‖B‖²_F.
     norm = torch.maximum(size(R, keepdim=True), floor**0.5 * size(A, keepdim=True))
     least = factor * norm / left**0.5
     rough = torch.where(least > 0, 1 / torch.where(least > 0, least, 1), 0)
     X = R * rough
-    s = ops.scale_to_one(X @ X.mT, deflation.MARGIN_OF_SCALE)
+    s = ops.scale_to_one(X @ X.mT, MARGIN_OF_SCALE)
     # R has at most `left` singular values, so that ‖X‖_op ≥ 1/factor unless the floor has counted.
-    s = s.clamp_max(factor / deflation.MARGIN_OF_SCALE)
-    return rough * s * deflation.tolerant_scale(polynomials)
+    s = s.clamp_max(factor / MARGIN_OF_SCALE)
+    return rough * s * tolerant_scale(polynomials)
 
 
 def lifted(R: Tensor, inverse: Tensor, polynomials: tuple[Polynomial, ...]) -> Tensor:

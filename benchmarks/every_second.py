@@ -25,10 +25,11 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import products
-from polarstep.polar import Carry, Draw, Polar, deflation
+from polarstep.polar import Carry, Draw, Polar
 from polarstep.polar.base import wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.deflated import _precision
+from polarstep.polar.rest_norm import FACTOR, rest_size
 from polarstep.polar.result import Factors
 from polarstep.products.flat_product import FlatProduct
 
@@ -136,9 +137,9 @@ def between(
 ) -> tuple[FlatProduct, Tensor]:
     """T of a cheap step on wide ``A``, not multiplied out, and 1/δ; ``reach`` is r."""
     ops = products.of(A.device)
-    size = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
+    size = rest_size(A.shape[-2], head.width, _precision(A, head))
     inverse = ops.inverse_rest_size(A, head.projected, *size, squares)
-    factor = deflation.FACTOR if form == "sized" else 1 / reach.clamp_min(1)[..., None]
+    factor = FACTOR if form == "sized" else 1 / reach.clamp_min(1)[..., None]
     dual = ops.dual(head.as_computed)
     return ops.flat_product(A, dual, inverse * factor), inverse
 

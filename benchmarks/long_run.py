@@ -2,14 +2,15 @@
 
     python benchmarks/long_run.py rates --runs runs/wiki-rates
     python benchmarks/long_run.py table --rates runs/wiki-rates --runs runs/wiki --seeds 1,2,3
+    python benchmarks/long_run.py table --lr 0.00054 --methods adamw --runs runs/wiki-other-rates
 
 A row of the study (:data:`ROWS`) is a method, with settings besides the recipe's. ``rates`` trains rows
 with several learning rates for a tenth of the recipe's steps, on a seed that the table leaves out.
-``table`` takes for each row the rate with the lowest validation perplexity. Rows that take the rate of
-another row have no short runs. Rows of an earlier recipe (:data:`SLOW_TABLE`) are shown, and not run
-again. Rows of other libraries' optimizers (:data:`PEER_TABLE`) run where ``--methods`` names them, or
-``peers`` for all of them. Runs that ended are left alone. With ``--seconds`` no run is started that
-would probably end later.
+``table`` takes for each row the rate with the lowest validation perplexity, or with ``--lr`` this rate,
+which asks whether the short runs chose well. Rows that take the rate of another row have no short runs.
+Rows of an earlier recipe (:data:`SLOW_TABLE`) are shown, and not run again. Rows of other libraries'
+optimizers (:data:`PEER_TABLE`) run where ``--methods`` names them, or ``peers`` for all of them. Runs
+that ended are left alone. With ``--seconds`` no run is started that would probably end later.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import argparse
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -296,6 +297,16 @@ def table_runs(
             yield whole_run(row, seed, rates[row.slug], out)
 
 
+def other_rate_runs(
+    rows: Sequence[Row], seeds: Iterable[int], lr: float, out: Path
+) -> Iterator[PlannedRun]:
+    """Whole runs at a rate that need not be the one that short runs chose, in folders by rate."""
+    for seed in seeds:
+        for row in rows:
+            planned = whole_run(row, seed, lr)
+            yield replace(planned, directory=out / row.slug / f"lr-{lr}" / f"seed-{seed}")
+
+
 def make(runs: Sequence[PlannedRun], seconds: float) -> None:
     """Make the runs that have not ended, while there is time for the longest so far."""
     begin, longest = time.monotonic(), 0.0
@@ -328,6 +339,7 @@ def main() -> None:
     parser.add_argument(
         "--rates", type=Path, help="table: the folder or archive of the rates' runs"
     )
+    parser.add_argument("--lr", type=float, help="table: this rate, in place of those of --rates")
     usual = ",".join(map(str, SEEDS))
     parser.add_argument("--seeds", default=usual, help=f"table: by default {usual}")
     parser.add_argument("--seconds", type=float, default=math.inf)
@@ -345,11 +357,14 @@ def main() -> None:
         make(list(rates_runs(own, given.runs)), given.seconds)
         best_rates(given.runs)
         return
-    if given.rates is None:
-        parser.error("table needs --rates, the runs that chose the rates")
+    if (given.rates is None) == (given.lr is None):
+        parser.error("table needs --rates, the runs that chose the rates, or --lr, and not both")
     seeds = seeds_of(given.seeds)
     if SEED_OF_RATES in seeds:
         parser.error(f"seed {SEED_OF_RATES} chose the rates: leave it out of the table")
+    if given.lr is not None:
+        make(list(other_rate_runs(rows, seeds, given.lr, given.runs)), given.seconds)
+        return
     rates = best_rates(given.rates)
     if without := [row.slug for row in rows if row.slug not in rates]:
         parser.error(

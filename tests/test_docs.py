@@ -182,7 +182,6 @@ STATED = {
         "(RMS) of 0.2·lr",
         "the factor is 0.2·√(mn)/‖T‖_F. The RMS is less than 0.2·lr",
         "at most 0.6·√(mn/ℓ)",
-        "with an update RMS of 0.2",
         "a safety factor of 1.02, polarstep's for 1.01",
         "soft cap, 23·sigmoid((x + 5)/7.5)",
         "for singular values from 0.03 on",

@@ -21,7 +21,8 @@ by subject:
     rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
     ranks       bytes and products of steps on many ranks, by the ledger
     flops       what the ledger leaves unexplained of the paper's counts
-    trials      the fuzzer's recorded run, and the memory of large parameters
+    fuzzer      the recorded run of the fuzzer
+    memory      what a large parameter needs
 
 Intervals are 95% t-intervals over paired seeds. A claim that one map is better, or as good, says how
 many seeds, which baseline and how many tokens.
@@ -35,7 +36,9 @@ from pages.claims import (  # noqa: F401
     cost,
     cpu,
     flops,
+    fuzzer,
     long_run,
+    memory,
     over_time,
     quality,
     ranks,
@@ -43,7 +46,6 @@ from pages.claims import (  # noqa: F401
     scaling,
     short_runs,
     theory,
-    trials,
     wiki,
 )
 from pages.claims.words import CLAIMS

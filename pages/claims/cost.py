@@ -18,8 +18,10 @@ from pages.records.costs import (
     HELD,
     INNER,
     MAPS,
+    MAPS_AGAIN,
     SIXTH,
     TWELFTH,
+    WITH_AN_RMS,
     columns_of_auto,
     on_hosts,
     steps,
@@ -130,13 +132,33 @@ def price_of_rms() -> str:
     words = dict(zip(WITH_RMS, ("in full space", "with `Deflated`", "with `LowRank`"), strict=True))
     told = []
     for load in ("nanoGPT", "8B layer"):
-        rows = steps(MAPS)
+        rows = steps(WITH_AN_RMS)
         more = [
-            f"{rows[name + RMS, load]['ms'] / rows[name, load]['ms'] - 1:.0%}" for name in words
+            f"{rows[name + RMS, load]['ms'] / rows[name, load]['ms'] - 1:z.0%}" for name in words
         ]
         parts = [f"{part} {which}" for part, which in zip(more, words.values(), strict=True)]
         told.append(f"{', '.join(parts)} on {'an ' if load[0] == '8' else ''}{load}")
     return f"{told[0]}, and by {told[1]}"
+
+
+@claim
+def timed_again() -> str:
+    """Rows of the table of all maps in another run."""
+    first, again = steps(MAPS), steps(MAPS_AGAIN)
+    both = [row for row in again if row in first and row[0] != "AdamW, fused"]
+    apart = [again[row]["ms"] / first[row]["ms"] for row in both]
+    prices = [
+        f"{again[name, '8B layer']['ratio']:.2f} after {first[name, '8B layer']['ratio']:.2f} {words}"
+        for name, words in (
+            ("auto", "with `auto`"),
+            ("auto, rows normalized", "with normalized rows"),
+        )
+    ]
+    return (
+        f"In another run, at a later commit, {len(both)} of these times are {min(apart):.2f} to "
+        f"{max(apart):.2f} of those in the table; on the 8B layer a step takes {' and '.join(prices)} "
+        "times AdamW's"
+    )
 
 
 @claim

@@ -56,6 +56,28 @@ def adamw_warm_up() -> str:
 
 
 @claim
+def rates_over_all_steps() -> str:
+    """AdamW and full space over all steps at a rate that short runs did not choose, and the two beside
+    each other with the better of both rates, by the validation text."""
+    told, best = [], []
+    for slug, words in (("adamw", "AdamW"), (study.BASE, "full space")):
+        ((lr, ends),) = study.other_rates(slug).items()
+        chosen = min(tried := study.rates()[slug], key=lambda rate: tried[rate])
+        (seed,) = ends
+        validation = study.other_validations(slug)[lr][seed]
+        assert validation < study.validations(slug)[seed], f"{slug} ends higher at {lr}"
+        apart = percent(ends, study.tests(slug))
+        told.append(
+            f"{words} ends {apart.told(unit='%')} from its row at {lr:g} in place of {chosen:g}"
+        )
+        best.append(ends)
+    return (
+        f"{' and '.join(told)}, in test perplexity after {study.million_tokens():.1f}M tokens. Each at "
+        f"the better of the two, AdamW has {percent(*best).told(unit='%')} against full space"
+    )
+
+
+@claim
 def gpt_order() -> str:
     """How many pairs of methods come in the paper's order in the long runs."""
     paper = TABLE_2["nanogpt"]

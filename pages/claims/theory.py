@@ -38,6 +38,22 @@ def eight_bits() -> str:
 
 
 @claim
+def wide_heads() -> str:
+    """γ of the widest heads at the worse and at the better of the two steps of which a record tells."""
+    name, told = "Deflated warm, ℓ = 512, one step", []
+    for what in ("sixteen spikes", "rank one"):
+        for side in (2048, 4096):
+            (row,) = (
+                row
+                for row in applied()
+                if row.name == name and row.matrices == f"{what}, {side}×{side}"
+            )
+            better = 2 * row.median - row.largest
+            told.append(f"{row.largest:.2f} and {signed(better, 2)} on {what} of {side} rows")
+    return f"γ at the worse and at the better of the first and the third step is {', '.join(told)}"
+
+
+@claim
 def gamma_of_full_space() -> str:
     """The median γ of three full-space maps along a run."""
     folder = ROOT / "results/noise/gpt/records.jsonl"

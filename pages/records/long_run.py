@@ -78,15 +78,31 @@ def tests(slug: str) -> dict[int, float]:
     return {seed: result.value for seed, result in _finished(slug)}
 
 
-@cache
 def other_rates(slug: str) -> dict[float, dict[int, float]]:
     """Test perplexity of whole runs at rates that short runs did not choose, by rate and seed."""
-    found: dict[float, dict[int, float]] = {}
+    return {
+        lr: {seed: result.value for seed, result in ends.items()}
+        for lr, ends in _other_rates().get(slug, {}).items()
+    }
+
+
+def other_validations(slug: str) -> dict[float, dict[int, float]]:
+    """The last validation perplexity of the same runs."""
+    return {
+        lr: {seed: result.validation for seed, result in ends.items() if result.validation}
+        for lr, ends in _other_rates().get(slug, {}).items()
+    }
+
+
+@cache
+def _other_rates() -> dict[str, dict[float, dict[int, Result]]]:
+    """How whole runs at rates that short runs did not choose ended, by row, rate and seed."""
+    found: dict[str, dict[float, dict[int, Result]]] = {}
     for run in map(RunRecord.load, find_runs([ROOT / OTHER_RATES])):
-        if row_of(run.identity, whole_run).slug == slug:
-            assert run.result is not None, f"a run of {slug} has not ended"
-            lr = run.identity.config["optimizer"]["lr"]
-            found.setdefault(lr, {})[run.identity.seed] = run.result.value
+        slug = row_of(run.identity, whole_run).slug
+        assert run.result is not None, f"a run of {slug} has not ended"
+        lr = run.identity.config["optimizer"]["lr"]
+        found.setdefault(slug, {}).setdefault(lr, {})[run.identity.seed] = run.result
     return found
 
 

@@ -24,8 +24,8 @@ from polarstep_lab.methods import Method, find_method
 from polarstep_lab.models.convnet import ConvNetConfig
 from polarstep_lab.models.gpt import GPTConfig
 from polarstep_lab.paper import Benchmark
+from polarstep_lab.settings_by_name import ConfigError, explain, set_at
 from polarstep_lab.storage import to_json
-from polarstep_lab.structure import ConfigError, explain, set_at
 
 __all__ = [
     "AutoBudget",

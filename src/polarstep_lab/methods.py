@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from polarstep_lab.paper import METHODS, Method
 from polarstep_lab.peers.catalogue import PEERS
-from polarstep_lab.structure import ConfigError, hint
+from polarstep_lab.settings_by_name import ConfigError, hint
 
 __all__ = ["METHODS", "OURS", "Method", "all_methods", "find_method", "find_methods"]
 

@@ -10,7 +10,7 @@ from tests.spectra import SPECTRA, batch, gaussian, operator_norm, orthogonal
 
 import polarstep as ps
 from polarstep import products
-from polarstep.diagnostics import certify, cheap, cheap_certificate
+from polarstep.diagnostics import certify, cheap_bounds, cheap_certificate
 from polarstep.polar.result import Factors, Lift
 
 BFLOAT16 = 2.0**-7
@@ -48,8 +48,8 @@ def test_powers_bound_the_norm_of_symmetric_matrices(d, scale):
     ).double()
     H = (Q * eigenvalues[:, None]) @ Q.mT * scale
     exact = scale * torch.linalg.vector_norm(eigenvalues, ord=32, dim=-1)
-    torch.testing.assert_close(cheap._operator_norm(H), exact, rtol=1e-12, atol=0)
-    in_float32 = cheap._operator_norm(H.float()).double()
+    torch.testing.assert_close(cheap_bounds._operator_norm(H), exact, rtol=1e-12, atol=0)
+    in_float32 = cheap_bounds._operator_norm(H.float()).double()
     torch.testing.assert_close(in_float32, exact, rtol=1e-4, atol=0)
     # Equal eigenvalues are those for which it is farthest above ‖H‖_op.
     assert exact[0] == pytest.approx(d ** (1 / 32) * scale)
@@ -57,7 +57,7 @@ def test_powers_bound_the_norm_of_symmetric_matrices(d, scale):
 
 def test_powers_of_zero_are_zero_beside_other_matrices():
     H = torch.stack([torch.zeros(5, 5), torch.diag(torch.tensor([0.0, 0.0, -2.0, 0.0, 0.0]))])
-    assert cheap._operator_norm(H).tolist() == [0, pytest.approx(2)]
+    assert cheap_bounds._operator_norm(H).tolist() == [0, pytest.approx(2)]
 
 
 @pytest.mark.parametrize("padding", [0, 3])
@@ -65,7 +65,7 @@ def test_powers_of_zero_are_zero_beside_other_matrices():
 def test_the_norm_of_a_rounded_basis_is_bounded_closely(m, width, padding):
     Q = rounded(m, width, batch=3)
     Q[1, :, 1] = 0  # a direction that M does not have
-    basis = cheap._basis(factors_of(gaussian(3, m, m).float(), Q, padding), BFLOAT16)
+    basis = cheap_bounds._basis(factors_of(gaussian(3, m, m).float(), Q, padding), BFLOAT16)
     assert (operator_norm(Q) <= basis.norm + 1e-6).all()
     E = Q.double().mT @ Q.double() - torch.eye(width)
     torch.testing.assert_close(basis.error.double(), E, rtol=0, atol=1e-6)
@@ -79,7 +79,7 @@ def test_the_norm_of_a_basis_of_one_length(stretch):
     """QᵀQ = c²I, so that λ = c² and ‖F¹⁶‖_F^(1/16) = ℓ^(1/32)·|λ² − λ|."""
     lam, width = stretch**2, 4
     Q = stretch * torch.eye(9, width)[None]
-    found = cheap._basis(factors_of(gaussian(1, 9, 9).float(), Q), BFLOAT16)
+    found = cheap_bounds._basis(factors_of(gaussian(1, 9, 9).float(), Q), BFLOAT16)
     bounded = (1 + math.sqrt(1 + 4 * width ** (1 / 32) * abs(lam**2 - lam))) / 2
     assert found.norm.item() == pytest.approx(math.sqrt(bounded), rel=1e-6)
     assert found.norm.item() >= stretch
@@ -89,16 +89,16 @@ def test_the_norm_of_a_basis_of_one_length(stretch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_basis_of_more_than_16_bits_is_not_looked_at(dtype):
     factors = factors_of(gaussian(1, 9, 9).to(dtype), orthogonal(9, 0, 4)[None].to(dtype))
-    assert cheap._basis(factors, torch.finfo(dtype).eps) is None
+    assert cheap_bounds._basis(factors, torch.finfo(dtype).eps) is None
 
 
 def bound_on_nuclear_norm(M, Q):
     factors = factors_of(M, Q)
-    basis = cheap._basis(factors, BFLOAT16)
+    basis = cheap_bounds._basis(factors, BFLOAT16)
     alignment = (factors.B * factors.Z).sum((-2, -1))
     norm = torch.linalg.matrix_norm(M)
     d0 = min(M.shape[-2:])
-    return cheap._by_factors(
+    return cheap_bounds._by_factors(
         factors, basis, factors.B, alignment, ps.Exact(), d0, norm, BFLOAT16
     ).double()
 
@@ -115,7 +115,7 @@ def test_what_a_rounded_basis_captured_bounds_the_nuclear_norm(spectrum, stretch
     rest = M.double() - Q.double() @ B
     norm = torch.linalg.matrix_norm(M.double())
     room = math.sqrt(BFLOAT16 / 64) * norm
-    largest = cheap._basis(factors_of(M, Q), BFLOAT16).norm.double()
+    largest = cheap_bounds._basis(factors_of(M, Q), BFLOAT16).norm.double()
     formula = largest * nuclear(B) + math.sqrt(12) * torch.linalg.matrix_norm(rest)
     assert (formula <= found + 1e-6).all()
     assert (found <= formula + math.sqrt(12) * room + 1e-6).all()

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.optim.stepping.step import Bucket
-from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, resolve
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE
+from polarstep.polar.rest_norm import rest_size
 from polarstep.products.base import Products
-from polarstep.products.deflating import Head
+from polarstep.products.head import Head
 from polarstep.products.row_product import RowProduct
 
 FLAT = resolve("flat", 1)[0]
@@ -46,10 +47,10 @@ def float8(X: Tensor, unit: float) -> Tensor:
 def flat_step(A: Tensor, Q: Tensor, Z: Tensor, *, float8: bool = True) -> tuple[Tensor, Tensor]:
     """T of float16 matrices ``A`` with a head of basis ``Q`` and factor ``Z``, and ‖T‖²_F."""
     ops, B = products.of(A.device), (Q.mT.float() @ A.float()).half()
-    left, factor, floor = deflation.rest_size(A.shape[-2], Q.shape[-1], 2.0**-10)
+    left, factor, floor = rest_size(A.shape[-2], Q.shape[-1], 2.0**-10)
     inverse = Products().inverse_rest_size(A, B, left, factor, floor).float()
     T, squared = ops.flat_step(
-        A, Head(Q, B, Z), inverse, FLAT, deflation.MARGIN_OF_SCALE,
+        A, Head(Q, B, Z), inverse, FLAT, MARGIN_OF_SCALE,
         most=1.5 * Q.shape[-1] + left / factor**2, float8=float8,
     )  # fmt: skip
     return T if isinstance(T, Tensor) else T.multiplied_out(), squared()

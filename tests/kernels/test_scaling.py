@@ -63,7 +63,7 @@ def test_fused_updates_keep_it_where_few_directions_tower(
     """Three times as the first, by graphs after that, of matrices with and without such directions.
 
     In 16 bits the norm of a rest that is not lifted is known only up to the rounding of B
-    (:func:`polarstep.polar.deflation.rest_energy`). 16 vectors see at least half of the energy of these
+    (:func:`polarstep.polar.rest_norm.rest_energy`). 16 vectors see at least half of the energy of these
     32 directions, and are believed. With ‖Z‖²_F ≥ 5.8 and ‖R‖²_F/δ² ≤ 21, an update has an RMS of at
     most 0.2·√(26.8/16.3) = 0.26. With bfloat16 rounding on a CPU, the RMS was 0.186 to 0.252 over 197
     seeds. While Q counted as orthonormal it was 0.171 and 0.176 at a first step on an H200, and down to

@@ -19,7 +19,7 @@ from polarstep_lab.cli import app
 from polarstep_lab.cli.options import overrides_of, seeds_of
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.recipes import RECIPES
-from polarstep_lab.structure import parse_assignment
+from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 
 ROOT = Path(__file__).resolve().parents[2]

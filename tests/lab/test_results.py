@@ -30,8 +30,8 @@ from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import stale_tables, write_report
+from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.storage import StorageError, read_lines
-from polarstep_lab.structure import parse_assignment
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 from polarstep_lab.training.optimizers import build_polar, optimizer_gflops
 
@@ -941,6 +941,11 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
         plans[folder_of_rates] = [*study.rates_runs(own, Path())]
         known = [row for row in rows if row.slug in rates]
         plans[folder] = [*study.table_runs(known, [1, 2, 3], rates, Path())]
+    plans[found.OTHER_RATES] = [
+        planned
+        for lr in (0.00031, 0.00054, 0.018)
+        for planned in study.other_rate_runs(study.SHOWN, [1], lr, Path())
+    ]
     for folder, runs in plans.items():
         planned = {str(run.directory): run.identity for run in runs}
         archive = ROOT / folder / ARCHIVE

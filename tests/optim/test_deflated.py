@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.polar import deflation
+from polarstep.polar.rest_norm import FACTOR, rest_norm
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 FRESH = ps.LowRank(12, 4, inner=INNER, always_sketch=True)
@@ -188,7 +188,7 @@ def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_delta_that_is_too_small_by_30_percent_blows_nothing_up(polar, shape, monkeypatch):
     """A scaled rest keeps ‖T‖_op ≤ √(1 + 1/0.7²); steps measure ‖X₀‖_op after δ, and hardly notice."""
-    estimate = deflation.rest_norm
+    estimate = rest_norm
 
     def too_small(M, D, B, *others, **options):
         delta = 0.7 * operator_norm(M - D @ B).to(M.dtype)
@@ -196,8 +196,8 @@ def test_a_delta_that_is_too_small_by_30_percent_blows_nothing_up(polar, shape, 
         found = estimate(M, D, B, *others, **options)
         return replace(found, inverse=inverse.reshape(found.inverse.shape).to(found.inverse.dtype))
 
-    monkeypatch.setattr(deflation, "rest_norm", too_small)  # of a scaled rest
-    monkeypatch.setattr(deflation, "FACTOR", 0.7 * deflation.FACTOR)  # of steps
+    monkeypatch.setattr("polarstep.polar.deflated.rest_norm", too_small)  # of a scaled rest
+    monkeypatch.setattr("polarstep.polar.rest_norm.FACTOR", 0.7 * FACTOR)  # of steps
     M = torch.stack([matrix(spectrum, *shape) for spectrum in SPECTRA]).float()
     p = nn.Parameter(torch.zeros_like(M))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.0, polar=polar)

@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
 from polarstep import flops, products, rng
-from polarstep.polar import deflation
 from polarstep.polar.base import Carry
 from polarstep.polar.coefficients import evaluate
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, TOLERATED_VALUE, tolerant_scale
+from polarstep.polar.rest_norm import rest_norm
 from polarstep.products.sizes import frobenius_norm
 from polarstep.theory import bounds
 
@@ -38,7 +39,7 @@ def proved(polar: ps.Deflated) -> float:
     if polar.rest is None:
         return bounds.deflated_nu()
     polynomials = polar.rest.polynomials
-    reach = deflation.TOLERATED_VALUE * deflation.tolerant_scale(polynomials)
+    reach = TOLERATED_VALUE * tolerant_scale(polynomials)
     return bounds.lifted_nu(polynomials, reach)
 
 
@@ -76,7 +77,7 @@ def test_the_rest_adds_alignment_to_the_head(form, spectrum):
 def test_a_scaled_rest_is_its_formula():
     M = gaussian(2, 24, 40)
     Q, B, Z = parts(M)
-    inverse = deflation.rest_norm(M, Q, B, 2.0**-52).inverse
+    inverse = rest_norm(M, Q, B, 2.0**-52).inverse
     expected = Q @ Z + (M - Q @ B) * inverse
     torch.testing.assert_close(FORMS["scaled"](M, generator=key()), expected)
 
@@ -90,7 +91,7 @@ def test_steps_are_their_formula(form, spectrum):
     R = M - Q @ B
     energy = torch.maximum(frobenius_norm(R), (64 * 2**-52) ** 0.5 * frobenius_norm(M))
     X = Q @ Z + R / (2 * energy / (24 - 6) ** 0.5)
-    margin = deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(polar.rest.polynomials)
+    margin = MARGIN_OF_SCALE / tolerant_scale(polar.rest.polynomials)
     s = products.of(M.device).scale_to_one(X @ X.mT, margin)
     expected = spectral(s * X, lambda x: evaluate(polar.rest.polynomials, x))
     torch.testing.assert_close(polar(M, generator=key()), expected, atol=1e-5, rtol=0)

@@ -8,7 +8,7 @@ from tests.spectra import gaussian
 
 from polarstep.polar.coefficients import resolve
 from polarstep.products.base import Products
-from polarstep.products.in_place import iterate_in_place, norm_by_parts
+from polarstep.products.in_place import iterate_in_place
 
 SEQUENCES = {
     "cubic": resolve("cubic", 3),
@@ -39,12 +39,3 @@ def test_the_matrix_may_be_a_part_of_another():
     torch.testing.assert_close(whole[5:25, 10:50], expected)
     whole[5:25, 10:50] = before[5:25, 10:50]
     assert torch.equal(whole, before)
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-@pytest.mark.parametrize(("m", "n"), [(1, 3), (5, 7), (300, 4)])
-def test_the_norm_is_summed_in_parts(m, n, scale):
-    X = gaussian(m, n)
-    found = norm_by_parts((scale * X).float())
-    assert found.dtype == torch.float64
-    assert float(found) == pytest.approx(scale * float(X.square().sum().sqrt()), rel=1e-6)

@@ -12,10 +12,17 @@ from polarstep.polar.coefficients import resolve
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
-from polarstep.products.deflating import Head, squared_norm
+from polarstep.products.flat_step import squared_norm
+from polarstep.products.head import Head
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
-from polarstep.products.sizes import frobenius_norm, largest_entry, leaves_range, shrink_of
+from polarstep.products.sizes import (
+    frobenius_norm,
+    largest_entry,
+    leaves_range,
+    norm_by_rows,
+    shrink_of,
+)
 
 DEVICES = {"plain": Products(), "cpu": Cpu()}
 over_devices = pytest.mark.parametrize("ops", DEVICES.values(), ids=DEVICES.keys())
@@ -241,6 +248,15 @@ def test_frobenius_norms_do_not_leave_the_range():
         found = frobenius_norm((scale * X).float())
         assert (found.shape, found.dtype) == ((3, 1, 1), torch.float64)
         torch.testing.assert_close(found.flatten() / scale, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize(("m", "n"), [(1, 3), (5, 7), (300, 4)])
+def test_the_norm_of_one_matrix_is_summed_by_rows(m, n, scale):
+    X = gaussian(m, n)
+    found = norm_by_rows((scale * X).float())
+    assert found.dtype == torch.float64
+    assert float(found) == pytest.approx(scale * float(X.square().sum().sqrt()), rel=1e-6)
 
 
 def test_the_largest_entry_may_be_negative():

@@ -10,10 +10,10 @@ from tests.spectra import SPECTRA, batch, gaussian, operator_norm, orthogonal
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.diagnostics.cheap import certified
+from polarstep.diagnostics.cheap_bounds import certified
 from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.products.cpu import Cpu
-from polarstep.products.deflating import Head
+from polarstep.products.head import Head
 from polarstep.products.squarings import Squaring, squarings
 from polarstep.products.tiles import polynomial_in_tiles
 

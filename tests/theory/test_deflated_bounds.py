@@ -12,8 +12,8 @@ from tests.theory.sketches import sketched_basis
 from tests.theory.spectra import random_spectra, with_spectrum
 
 from polarstep import Exact, certify, rng
-from polarstep.polar import deflation
-from polarstep.polar.coefficients import evaluate, resolve
+from polarstep.polar.coefficients import evaluate
+from polarstep.polar.rest_norm import rest_norm
 from polarstep.theory.bounds import deflated as bounds
 from polarstep.theory.bounds.lifted import lifted_gamma
 
@@ -205,7 +205,7 @@ def test_the_certificate_on_real_momentum(momentum):
         M = matrices[::3].double()
         M = M if M.shape[-2] <= M.shape[-1] else M.mT
         Q, B, Z = sketched(M, 8, 1, "momentum")
-        delta = 1 / deflation.rest_norm(M, Q, B, 2.0**-52).inverse[:, 0, 0]
+        delta = 1 / rest_norm(M, Q, B, 2.0**-52).inverse[:, 0, 0]
         T = flattened(M, Q, B, Z, delta)
         bound = certificate(M, Q, B, Z, delta=delta)
         assert bound.isfinite().all()
@@ -315,26 +315,6 @@ def test_expected_nu_is_below_its_bound():
     assert flat == pytest.approx(0, abs=1e-12)
 
 
-@over_sets
-@pytest.mark.parametrize("reach", [0.4, 1.0, 1.17])
-def test_nu_of_steps_is_below_its_bound_whatever_delta_is(polynomials, reach):
-    M = with_spectrum(random_spectra(24, M_ROWS), M_ROWS, N_COLS)
-    Q, B, Z = sketched(M, 4, 0, "nu")
-    X = flattened(M, Q, B, Z, any_positive(24, "nu") * operator_norm(M - Q @ B))
-    T = lifted(X * (reach / operator_norm(X))[:, None, None], polynomials)
-    bound = bounds.lifted_nu(polynomials, reach)
-    assert (certify(M, T).nu <= bound + 1e-9).all()
-    peak = evaluate(polynomials, torch.linspace(0, reach, 100_001, dtype=torch.float64)).abs().max()
-    assert bound == pytest.approx(max(float(peak) - 1, 0), abs=1e-4)
-
-
-@pytest.mark.parametrize("reach", [1.0, 1.17])
-@pytest.mark.parametrize("name", ["cubic", "quintic"])
-def test_the_papers_cubic_has_no_nu_beyond_one_and_the_quintic_little(name, reach):
-    bound = bounds.lifted_nu(resolve(name, 1), reach)
-    assert bound <= (1e-6 if name == "cubic" or reach == 1 else 0.02)
-
-
 def test_nu_is_attained_where_head_and_rest_share_a_row():
     row = torch.randn(1, 9, generator=rng.generator("row"), dtype=torch.float64)
     M = torch.cat([3 * row, row])
@@ -343,42 +323,6 @@ def test_nu_is_attained_where_head_and_rest_share_a_row():
     assert bounds.deflated_nu() == pytest.approx(nu, abs=1e-12) == math.sqrt(2) - 1
     assert bounds.deflated_nu(overlap=0.5) == pytest.approx(math.sqrt(1.5) - 1)
     assert bounds.deflated_nu(too_small=0.3) == pytest.approx(math.hypot(1, 1 / 0.7) - 1)
-
-
-# ‖R‖_op
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_norm_that_vectors_see_is_above_its_floor(count):
-    sigma = random_spectra(60, 16, seed=4)
-    R = with_spectrum(sigma, 16, 24, seed=4)
-    r = torch.linalg.svd(R).Vh[:, 0, :, None]
-    for part in (0.01, 0.3, 1.0):
-        V = torch.randn(60, 24, count, generator=rng.generator("v", count), dtype=R.dtype)
-        V[..., :1] += r * 5 * part
-        V = torch.linalg.qr(V).Q
-        kappa = (V.mT @ r).square().sum((-2, -1))
-        W = R.mT @ torch.linalg.qr(R @ V).Q
-        seen = operator_norm(W) / sigma[:, 0]
-        assert (seen >= bounds.subspace_norm_floor(kappa) - 1e-12).all()
-
-
-@pytest.mark.parametrize("kappa", [0.5, 0.065, 0.001])
-def test_the_floor_is_attained(kappa):
-    root = math.sqrt(kappa)
-    y = root / (1 + root)
-    R = torch.diag(torch.tensor([1.0, math.sqrt(y)], dtype=torch.float64))
-    v = torch.tensor([[root], [math.sqrt(1 - kappa)]], dtype=torch.float64)
-    u = R @ v
-    seen = float(torch.linalg.vector_norm(R.mT @ u) / torch.linalg.vector_norm(u))
-    assert float(bounds.subspace_norm_floor(kappa)) == pytest.approx(seen, rel=1e-12)
-
-
-def test_the_margin_covers_what_the_docstring_says():
-    floor = bounds.subspace_norm_floor
-    assert deflation.MARGIN * float(floor(0.5)) >= 1
-    assert deflation.MARGIN * float(floor(0.45)) < 1
-    assert deflation.MARGIN * float(floor(0.065)) >= 0.7
 
 
 FLAT = torch.ones(8, dtype=torch.float64)
@@ -397,7 +341,6 @@ FLAT = torch.ones(8, dtype=torch.float64)
             lambda: bounds.certified_deflated_gamma(FLAT, FLAT, FLAT, 0.0, 4),
             "neither of delta and alignment",
         ),
-        (lambda: bounds.lifted_nu(SETS["cubic"], 0.0), "reach=0.0: expected a bound"),
         (lambda: bounds.expected_deflated_gamma(FLAT, 8, 4), "1 ≤ s < r = 8"),
         (lambda: bounds.expected_deflated_gamma(FLAT, 2, 1), "p ≥ 2"),
         (lambda: bounds.expected_deflated_gamma(FLAT, 4, 5), r"ℓ ≤ min\(m, n\) = 8"),
@@ -407,7 +350,6 @@ FLAT = torch.ones(8, dtype=torch.float64)
         (lambda: bounds.deflated_nu(leak=-0.1), "leak=-0.1: expected ‖QᵀR‖_op/δ"),
         (lambda: bounds.deflated_nu(stretch=0.9), "stretch=0.9: expected ‖Q‖_op"),
         (lambda: bounds.expected_deflated_nu(FLAT, 8), "1 ≤ ℓ < 8 = rank.*no rest"),
-        (lambda: bounds.subspace_norm_floor(1.5), "0 ≤ κ ≤ 1"),
     ],
 )
 def test_errors_name_the_assumption_and_the_remedy(call, words):
@@ -431,18 +373,12 @@ BASIS = torch.eye(3)[:, :1]
         ("delta", lambda bad: bounds.expected_deflated_gamma(SPECTRUM, 1, 2, 0, bad)),
         ("scale", lambda bad: lifted_gamma(torch.eye(3), BASIS, [(1.5, -0.5)], 1.0, scale=bad)),
         ("delta", lambda bad: lifted_gamma(torch.eye(3), BASIS, [(1.5, -0.5)], bad)),
-        ("reach", lambda bad: bounds.lifted_nu([(1.5, -0.5)], bad)),
     ],
 )
 def test_a_size_that_is_no_positive_number_is_refused(name, call, bad):
     """A negative δ gave a γ all the same, as large as without steps or below zero."""
     with pytest.raises(ValueError, match=f"{name}=.*: expected"):
         call(bad)
-
-
-def test_a_mass_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="mass=nan: expected"):
-        bounds.subspace_norm_floor(math.nan)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -1,4 +1,4 @@
-"""The bounds on γ of a sketch whose rest is lifted, against what such maps do."""
+"""The bounds on γ and ν of a sketch whose rest is lifted, against what such maps do."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from tests.theory.spectra import random_spectra, with_spectrum
 
 import polarstep as ps
 from polarstep import Exact, certify, rng
-from polarstep.polar import deflation
 from polarstep.polar.coefficients import evaluate, resolve
+from polarstep.polar.flat_step_scale import tolerant_scale
+from polarstep.polar.rest_norm import FACTOR
 from polarstep.theory import bounds
 from polarstep.theory.bounds import lifted as lifted_bounds
 
@@ -27,7 +28,7 @@ def parts(M, Q):
     return B, Exact()(B), M - Q @ B
 
 
-def size(R, ell, factor=deflation.FACTOR):
+def size(R, ell, factor=FACTOR):
     """δ = factor·‖R‖_F/√N."""
     return factor * torch.linalg.matrix_norm(R) / math.sqrt(min(R.shape[-2:]) - ell)
 
@@ -77,7 +78,7 @@ def test_gamma_is_below_its_bound_for_every_basis(polynomials, kind):
         _, Z, R = parts(M, Q)
         for delta in (size(R, ell), any_positive(8, kind, ell) * size(R, ell)):
             overlaps.append(torch.linalg.matrix_norm(R @ Z.mT) / delta)
-            for reach in (0.6, 1.17 * deflation.tolerant_scale(polynomials)):
+            for reach in (0.6, 1.17 * tolerant_scale(polynomials)):
                 T, scale = lift(M, Q, delta, polynomials, reach)
                 bound = bounds.lifted_gamma(M, Q, polynomials, delta, scale=scale)
                 assert (lost(M, T) <= bound + 1e-9).all()
@@ -155,7 +156,7 @@ def test_the_convex_part_is_convex_and_below_between_the_points_of_its_grid(poly
 
 @over_sets
 def test_the_floor_is_below_the_polynomial(polynomials):
-    reach = 1.17 * deflation.tolerant_scale(polynomials)
+    reach = 1.17 * tolerant_scale(polynomials)
     a, b = lifted_bounds._floors(polynomials, reach)
     x = torch.rand(20_000, generator=rng.generator("floor"), dtype=torch.float64) * reach
     floor = x / (b[:, None] + a[:, None] * x.square()).sqrt()
@@ -338,7 +339,7 @@ def test_expected_gamma_is_below_its_bound(ell, h):
         U, x, Vh = torch.linalg.svd(X, full_matrices=False)
         along = (U.mT @ M @ Vh.mT).diagonal(dim1=-2, dim2=-1)  # ⟨M, T⟩ = Σp(s·x)·this
         for name, polynomials in SETS.items():
-            tolerant = deflation.tolerant_scale(polynomials)
+            tolerant = tolerant_scale(polynomials)
             wide = bounds.expected_lifted_gamma(OVER, ell, polynomials, h, factor=factor)
             for reach in (tolerant / 1.08, 1.17 * tolerant):
                 value = evaluate(polynomials, reach * x / x[..., :1])
@@ -423,7 +424,7 @@ def test_the_bound_holds_for_one_basis_with_the_numbers_of_its_rest(monkeypatch,
         shared,
     )
     monkeypatch.setattr(lifted_bounds, "sketched_rest_bound", lambda *_: own)
-    tolerant = deflation.tolerant_scale(polynomials)
+    tolerant = tolerant_scale(polynomials)
     informative = 0
     for factor in (0.7, 2.0, 4.0):
         for reach in (0.5, tolerant, 1.17 * tolerant):
@@ -478,6 +479,35 @@ def test_a_matrix_that_lacks_rank_has_a_bound():
     bound = bounds.expected_lifted_gamma(sigma, 4, SETS["flat"], reach=(1.0, 1.0))
     assert below(torch.stack(gammas), bound[None])
     assert float(bound) < 0.7
+
+
+# ν
+
+
+@pytest.mark.parametrize("polynomials", STEPS.values(), ids=STEPS.keys())
+@pytest.mark.parametrize("reach", [0.4, 1.0, 1.17])
+def test_nu_is_below_its_bound_whatever_delta_is(polynomials, reach):
+    M = with_spectrum(random_spectra(24, ROWS), ROWS, COLS)
+    Q = sketched_basis(M, 4, 0, "nu")
+    delta = any_positive(24, "nu") * torch.linalg.matrix_norm(parts(M, Q)[2], 2)
+    T, _ = lift(M, Q, delta, polynomials, reach)
+    bound = bounds.lifted_nu(polynomials, reach)
+    assert (certify(M, T).nu <= bound + 1e-9).all()
+    peak = evaluate(polynomials, torch.linspace(0, reach, 100_001, dtype=torch.float64)).abs().max()
+    assert bound == pytest.approx(max(float(peak) - 1, 0), abs=1e-4)
+
+
+@pytest.mark.parametrize("reach", [1.0, 1.17])
+@pytest.mark.parametrize("name", ["cubic", "quintic"])
+def test_the_papers_cubic_has_no_nu_beyond_one_and_the_quintic_little(name, reach):
+    bound = bounds.lifted_nu(resolve(name, 1), reach)
+    assert bound <= (1e-6 if name == "cubic" or reach == 1 else 0.02)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_a_reach_that_is_no_positive_number_is_refused(bad):
+    with pytest.raises(ValueError, match=f"reach={bad}: expected a bound"):
+        bounds.lifted_nu([(1.5, -0.5)], bad)
 
 
 FLAT = torch.ones(8, dtype=torch.float64)

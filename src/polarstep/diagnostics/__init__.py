@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polarstep.diagnostics.certificate import Certificate, certify
-from polarstep.diagnostics.cheap import certified, cheap_certificate
+from polarstep.diagnostics.cheap_bounds import certified, cheap_certificate
 from polarstep.diagnostics.gradient_noise import NoiseDraws, draw_noise, held_still, mean_gradient
 from polarstep.diagnostics.layer_heatmap import heatmap, read_rows
 from polarstep.diagnostics.measures import Measures, measure

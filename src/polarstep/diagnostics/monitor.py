@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from polarstep.diagnostics.cheap import cheap_certificate
+from polarstep.diagnostics.cheap_bounds import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.distributed.layout import is_sharded, whole
 from polarstep.optim import Muon

@@ -52,10 +52,9 @@ def let_parts_rest(
             by_fade.setdefault((fade, peak.dtype), []).append((each, most, peak))
         for (fade, _), those in by_fade.items():
             peaks = [peak for _, _, peak in those]
-            flags = faded(peaks, torch.cat([most for _, most, _ in those]), fade)
-            parts = torch.split(flags, [len(peak) for peak in peaks])
-            for (each, _, _), part in zip(those, parts, strict=True):
-                _mask(each.work, each.at, each.layout, state, part)
+            all_flags = faded(peaks, torch.cat([most for _, most, _ in those]), fade)
+            for (each, _, _), flags in zip(those, all_flags, strict=True):
+                _mask(each.work, each.at, each.layout, state, flags)
 
 
 class _Looked(NamedTuple):

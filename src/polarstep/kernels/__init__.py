@@ -4,6 +4,13 @@ Every operation by kernels has a plain torch twin with the same contract, which 
 tests and runs where Triton is missing. The exception is a whitened warm sketch
 (:mod:`polarstep.polar.finders.warm`), which only kernels make; elsewhere a warm sketch stores Ωᵀ itself.
 Importing this package needs neither Triton nor a GPU.
+
+Passes over a bucket   momentum, unit_size, normalize, rows, update; pointers and elements have the
+                       addresses that they read
+Products               product, polynomial, small_gram, blend, float8; tile_order, descriptors and trace
+                       have parts of them
+Estimates of norms     rest_size, rest_norm and flat_step_norms for deflated steps; few_columns has the
+                       products that they are made of
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products with sixteen columns, which take as long as reading the matrix does.
 
-Estimates of norms need them: of XXᵀ and of T (:mod:`polarstep.kernels.deflate`), and of the rest of a
-sketch (:mod:`polarstep.kernels.rest`).
+Estimates of norms need them: of XXᵀ and of T (:mod:`polarstep.kernels.flat_step_norms`), and of the
+rest of a sketch (:mod:`polarstep.kernels.rest_norm`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polarstep.products.deflating import SIGNS
+from polarstep.products.start_vectors import SIGNS
 
 __all__ = ["hashed", "rows_times_few", "strides_of", "tiles_of", "times_few"]
 
@@ -21,7 +21,7 @@ _LINES, _LINE, _WARPS, _STAGES = 32, 128, 2, 5
 
 @triton.jit
 def hashed(at):
-    """Murmur3's finalizer, as in :mod:`polarstep.products.deflating`: 32 bits without a pattern."""
+    """Murmur3's finalizer, as in :mod:`polarstep.products.start_vectors`: 32 bits without a pattern."""
     h = at.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from polarstep.kernels.descriptors import describable, describe
 from polarstep.kernels.product import EIGHT_BIT_TILES, FLOAT8, before_rounding, clamps, rounded
-from polarstep.kernels.tiles import in_bands
+from polarstep.kernels.tile_order import in_bands
 
 __all__ = ["flattened", "product_and_squares", "product_of_rows", "tile_of_rows"]
 

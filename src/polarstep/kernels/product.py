@@ -19,7 +19,7 @@ from torch import Tensor
 
 from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import describable, describe, takes_large_tiles
-from polarstep.kernels.tiles import in_bands
+from polarstep.kernels.tile_order import in_bands
 from polarstep.kernels.trace import squared_norm
 
 __all__ = [

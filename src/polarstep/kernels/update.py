@@ -19,7 +19,7 @@ from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import describe
 from polarstep.kernels.elements import ELEMENTS
 from polarstep.kernels.float8 import tile_of_rows
-from polarstep.kernels.tiles import in_bands
+from polarstep.kernels.tile_order import in_bands
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 

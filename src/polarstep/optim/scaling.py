@@ -41,7 +41,7 @@ On momentum recorded from a GPT it was 0.200 with low-rank maps and 0.19 to 0.21
 the first step on.
 
 **In 16 bits**, as on a GPU, a deflated map without steps knows ‖T‖_F only up to the rounding of B = QᵀM
-(:func:`polarstep.polar.deflation.rest_energy`). With four directions a hundred and a thousand times as
+(:func:`polarstep.polar.rest_norm.rest_energy`). With four directions a hundred and a thousand times as
 long as all others, the least and the greatest RMS of 16 to 160 steps were, with bfloat16 products on a
 CPU::
 

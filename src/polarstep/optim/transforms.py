@@ -16,9 +16,9 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.polar import Carry, Draw, Polar, PolarMap
+from polarstep.polar.checks import pair_of
 from polarstep.polar.containing import Containing
 from polarstep.polar.result import Captured
-from polarstep.polar.returned import pair_of
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows

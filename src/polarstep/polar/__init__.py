@@ -1,4 +1,17 @@
-"""Polar maps: exact, by polynomial iterations, and randomized."""
+"""Polar maps: exact, by polynomial iterations, and randomized.
+
+To read it from the top:
+
+base           what a polar map promises; result is what its step returns, and checks are for maps that
+               users write
+exact          the SVD
+newton_schulz  polynomial iterations: coefficients and minimax have the polynomials, gram and small other
+               ways to apply them
+low_rank       Algorithms 1 and 2: finders/ find the basis Q, and orthonormal makes its columns so
+deflated       a low-rank head and the rest that it leaves: rest_norm has δ, and flat_step_scale has s
+auto           the map for each shape, by the times that cost estimates
+containing     what all maps with another map inside have in common
+"""
 
 from polarstep.polar.auto import Auto
 from polarstep.polar.base import Carry, Draw, PolarMap

@@ -39,8 +39,8 @@ from torch import Tensor
 from polarstep import kernels, products
 from polarstep.distributed.layout import is_sharded
 from polarstep.float64 import fitting
+from polarstep.polar.checks import check_matrices, polar_of
 from polarstep.polar.result import Lift, Polar
-from polarstep.polar.returned import check_matrices, polar_of
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
 from polarstep.undisturbed import undisturbed

@@ -26,8 +26,8 @@ from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
 from polarstep.products.cpu import FULL_TILES_FROM, has_tiles
-from polarstep.products.deflating import SIGNS
 from polarstep.products.squarings import square_products
+from polarstep.products.start_vectors import SIGNS
 
 __all__ = ["DEVICES", "Device", "adamw_seconds", "figures_of", "seconds"]
 

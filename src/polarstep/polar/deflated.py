@@ -1,4 +1,18 @@
-"""A sketched head and what the sketch leaves out: a cheap step that keeps every direction."""
+"""A sketched head and what the sketch leaves out: a cheap step that keeps every direction.
+
+A low-rank map returns T = QZ with Z ≈ polar(B), B = QᵀM, and drops the rest R = M − QB. Q holds the
+leading directions, so
+
+    X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
+
+is nearly flat for a δ of the size of R (:mod:`polarstep.polar.rest_norm`). It can be the step itself
+(T = X₀), or a polynomial step or two on the singular values of X₀ lift it to the polar factor:
+T = p(s·X₀) for a scale s with ‖s·X₀‖_op ≈ 1 (:mod:`polarstep.polar.flat_step_scale`).
+
+QᵀR = 0, so head and rest have orthogonal columns and ‖X₀‖²_op ≤ max(‖Z‖², ‖R/δ‖²) + ‖ZRᵀ‖/δ
+(:func:`polarstep.theory.bounds.deflated_nu`). The last term is zero where Q spans singular vectors of M.
+Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖R/δ‖ ≤ 1.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +24,13 @@ from torch import Tensor
 
 from polarstep import flops, products
 from polarstep.float64 import has_float64
-from polarstep.polar import deflation
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.containing import Containing
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, tolerant_scale
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
+from polarstep.polar.rest_norm import rest_energy, rest_norm, rest_size, vectors_shape
 from polarstep.polar.result import Captured, Factors, Lift, Polar, SquaredNorm, counted_norm
 from polarstep.products import Products
 from polarstep.products.flat_product import FlatProduct
@@ -43,7 +58,8 @@ class Deflated(Containing):
     Newton–Schulz needs five steps because a few leading directions make up most of M's norm, so that
     small singular values have far to climb. The head holds these directions, so X₀ is nearly flat and
     one step of degree 17 lifts it, at 1.2 times the cost of one of the five. How δ and s are found, and
-    what happens where they are wrong, is in :mod:`polarstep.polar.deflation`.
+    what happens where they are wrong, is in :mod:`polarstep.polar.rest_norm` and
+    :mod:`polarstep.polar.flat_step_scale`.
 
     **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at
     most 1 + (‖R‖_op/δ)², and δ may be far below ‖R‖_op at the step at which R gets a new leading
@@ -144,7 +160,7 @@ class Deflated(Containing):
         """Whether the head can continue, and without steps whether there are vectors of R's length."""
         if not self.head.resumes(carry, m, n):
             return False
-        shape = deflation.vectors_shape(m, n)
+        shape = vectors_shape(m, n)
         return self.rest is not None or ("rest" in carry and carry["rest"].shape[1:] == shape)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
@@ -190,7 +206,7 @@ class Deflated(Containing):
         squares: Tensor | None,
     ) -> tuple[Tensor | RowProduct, SquaredNorm]:
         """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T."""
-        left, factor, floor = deflation.rest_size(A.shape[-2], head.width, _precision(A, head))
+        left, factor, floor = rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
         first, *others = steps.polynomials or ((1.0, 0.0),)
         T, of_first = ops.flat_step(
@@ -198,7 +214,7 @@ class Deflated(Containing):
             head.as_computed,
             inverse,
             first,
-            deflation.MARGIN_OF_SCALE / deflation.tolerant_scale(steps.polynomials),
+            MARGIN_OF_SCALE / tolerant_scale(steps.polynomials),
             most=1.5 * head.width + left / factor**2,
             float8=self._may_round(others),
         )
@@ -214,10 +230,10 @@ class Deflated(Containing):
         """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
 
         ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
-        of B. :func:`polarstep.polar.deflation.rest_energy` says how well ‖R‖_F is known.
+        of B. :func:`polarstep.polar.rest_norm.rest_energy` says how well ‖R‖_F is known.
         """
         dual = ops.dual(head.as_computed)
-        found = deflation.rest_norm(
+        found = rest_norm(
             A,
             dual.Q,
             dual.B,
@@ -230,7 +246,7 @@ class Deflated(Containing):
         left = A.shape[-2] - head.width
 
         def squared_norm() -> Tensor:
-            of_rest = deflation.rest_energy(found, head.columns, head.projected, left)
+            of_rest = rest_energy(found, head.columns, head.projected, left)
             return counted_norm(head.lift.squared_norm() + of_rest, head.width)
 
         return T, squared_norm, found.vectors

@@ -17,8 +17,8 @@ from polarstep.polar.coefficients import Name, Polynomial
 from polarstep.polar.result import Lift
 from polarstep.polar.small import small_polar, suits
 from polarstep.products import Products
-from polarstep.products.in_place import iterate_in_place, norm_by_parts
-from polarstep.products.sizes import leaves_range, unit_scale
+from polarstep.products.in_place import iterate_in_place
+from polarstep.products.sizes import leaves_range, norm_by_rows, unit_scale
 from polarstep.products.squarings import square_products
 
 __all__ = ["SQUARINGS", "NewtonSchulz", "schatten_norm"]
@@ -186,10 +186,10 @@ class NewtonSchulz(PolarMap):
     def overwrite(self, X: Tensor) -> None:
         """``X ← T(X)`` with memory for half of XXᵀ."""
         if isinstance(self.delta, str):
-            norm = norm_by_parts(X)
+            norm = norm_by_rows(X)
             if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
                 X.mul_(unit_scale(X))
-                norm = norm_by_parts(X)
+                norm = norm_by_rows(X)
             X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
         else:
             X.div_(self.delta)

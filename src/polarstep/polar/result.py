@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.products.deflating import Head
 from polarstep.products.flat_product import FlatProduct
+from polarstep.products.head import Head
 from polarstep.products.plain import product_like
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows

@@ -4,7 +4,8 @@ A polar map asks :func:`of` for the operations of its matrices' device and write
 them. The mathematics is in the maps; the rules of precision, alignment and launches are here:
 
 * :mod:`~polarstep.products.base`: what every device can do, in torch's own operations;
-* :mod:`~polarstep.products.deflating`: the same for the operations that only deflated steps need;
+* :mod:`~polarstep.products.rest_norm` and :mod:`~polarstep.products.flat_step`: the same for the
+  operations that only deflated steps need, the size of the rest and the step on X₀;
 * :mod:`~polarstep.products.cpu`: half of a symmetric product, bfloat16 tiles, free value checks;
 * :mod:`~polarstep.products.cuda`: bfloat16 products with float32 sums;
 * :mod:`~polarstep.products.triton`: the kernels of :mod:`polarstep.kernels`.

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polarstep.float64 import has_float64
-from polarstep.products.deflating import Deflating
 from polarstep.products.flat_product import FlatProduct
+from polarstep.products.flat_step import FlatOperations
 from polarstep.products.plain import plain_product, product_like
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
@@ -23,7 +23,7 @@ from polarstep.products.squarings import Polynomial, squarings
 __all__ = ["Products"]
 
 
-class Products(Deflating):
+class Products(FlatOperations):
     """The operations of a device. An instance has no state."""
 
     # Whether a value can be read without waiting for the device, so that rare cases are handled only

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 
 from polarstep.products.base import Products
-from polarstep.products.deflating import SIGNS, Head, signs, start_vectors
+from polarstep.products.head import Head
 from polarstep.products.in_place import LARGE
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
+from polarstep.products.start_vectors import SIGNS, signs, start_vectors
 from polarstep.products.tiles import polynomial_in_tiles
 from polarstep.torch_compile import constant
 
@@ -236,7 +237,7 @@ def _write_symmetric_times(out: Tensor, P: Tensor, X: Tensor) -> None:
 
 
 def _squared_norm(T: Tensor) -> Tensor:
-    """The estimate of :func:`polarstep.products.deflating.squared_norm`, whose vᵀPGPv is ‖Tᵀv‖²."""
+    """The estimate of :func:`polarstep.products.flat_step.squared_norm`, whose vᵀPGPv is ‖Tᵀv‖²."""
     V = signs(T.shape[-2], T.device).to(T.dtype)
     return (T.mT @ V).square().sum((-2, -1)) / SIGNS
 

@@ -1,6 +1,6 @@
 """One polynomial step on a flattened matrix with all products in eight bits.
 
-A deflated step (:mod:`polarstep.polar.deflation`) is T = s·P(s²G)·X₀ with G = X₀X₀ᵀ. Its matrices X₀, G,
+A deflated step (:mod:`polarstep.polar.deflated`) is T = s·P(s²G)·X₀ with G = X₀X₀ᵀ. Its matrices X₀, G,
 the squares S of G, and P can all be float8 numbers with three bits of mantissa. That halves the time of
 their products and the bytes between them. Each matrix is stored times a power of two, its unit, so that
 its entries lie in the middle of the format's range, [2⁻⁶, 448].
@@ -24,8 +24,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from polarstep.kernels.deflate import lifted_norm, scale_to_one
 from polarstep.kernels.descriptors import describable
+from polarstep.kernels.flat_step_norms import lifted_norm, scale_to_one
 from polarstep.kernels.float8 import flattened
 from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
 from polarstep.products.flat_product import FlatProduct

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from polarstep.products.squarings import Polynomial
 
-__all__ = ["LARGE", "STRIP", "iterate_in_place", "norm_by_parts"]
+__all__ = ["LARGE", "STRIP", "iterate_in_place"]
 
 # A step on a matrix of this many bytes or more is in place.
 LARGE = 256 * 2**20
@@ -29,8 +29,6 @@ LARGE = 256 * 2**20
 # 15% less time, and twice the memory beside M and half of G.
 STRIP = 64
 COLUMNS = 32
-# Parts of X whose squares are summed one after the other.
-PARTS = 128
 
 Strips = list[tuple[int, Tensor]]
 
@@ -42,15 +40,6 @@ def iterate_in_place(X: Tensor, polynomials: tuple[Polynomial, ...]) -> None:
         for columns in torch.split(X, COLUMNS, dim=1):
             columns.copy_(_applied(polynomial, strips, columns))
         del strips  # before the next G is made
-
-
-def norm_by_parts(X: Tensor) -> Tensor:
-    """‖X‖_F of one matrix in float64, some rows at a time: torch makes a float64 copy of these rows."""
-    norms = [
-        torch.linalg.vector_norm(rows, dtype=torch.float64)
-        for rows in torch.split(X, max(1, X.shape[0] // PARTS))
-    ]
-    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 def _half_of_gram(X: Tensor) -> Strips:

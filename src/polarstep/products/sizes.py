@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ __all__ = [
     "frobenius_norm",
     "largest_entry",
     "leaves_range",
+    "norm_by_rows",
     "shrink_of",
     "unit_scale",
     "unit_scale_for",
@@ -22,6 +24,8 @@ __all__ = [
 
 # Entries whose squares a CPU adds up at a time, on one core.
 PIECE = 2**15
+# Parts of a large matrix whose squares are added up one after the other, where memory matters.
+PARTS = 128
 # Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
 _SAFE = {torch.float64: (2.0**-480, 2.0**480)}
 _SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
@@ -36,7 +40,8 @@ def frobenius_norm(X: Tensor) -> Tensor:
     large = X.device.type == "cpu" and X.shape[-2:].numel() > PIECE
     if large and not torch.compiler.is_compiling():
         # A CPU makes a copy in float64 first. In pieces it stays in the cache: a fourth of the time.
-        norms = [_norm_by_pieces(x) for x in (X if X.is_contiguous() else X.mT)]
+        matrices = X if X.is_contiguous() else X.mT
+        norms = [_norm_of_parts(torch.split(x.reshape(-1), PIECE)) for x in matrices]
         return torch.stack(norms)[:, None, None] if norms else X.new_zeros(0, 1, 1).double()
     if has_float64(X.device):
         return torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True, dtype=torch.float64)
@@ -45,10 +50,17 @@ def frobenius_norm(X: Tensor) -> Tensor:
     return torch.linalg.vector_norm(rows, dim=-2, keepdim=True) / s
 
 
-def _norm_by_pieces(x: Tensor) -> Tensor:
-    """‖x‖_F of one matrix in float64."""
-    pieces = torch.split(x.reshape(-1), PIECE)
-    norms = [torch.linalg.vector_norm(each, dtype=torch.float64) for each in pieces]
+def norm_by_rows(X: Tensor) -> Tensor:
+    """‖X‖_F of one large matrix in float64, some rows at a time: a 128th of it is copied at once.
+
+    :func:`frobenius_norm` may copy all of X in float64.
+    """
+    return _norm_of_parts(torch.split(X, max(1, X.shape[0] // PARTS)))
+
+
+def _norm_of_parts(parts: Iterable[Tensor]) -> Tensor:
+    """‖X‖_F in float64 of a matrix in parts. torch makes a float64 copy of each part."""
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
     return torch.linalg.vector_norm(torch.stack(norms))
 
 

@@ -1,6 +1,6 @@
 """One polynomial step on a flattened matrix with products in bfloat16, for CPUs with matrix tiles.
 
-A deflated step (:mod:`polarstep.polar.deflation`) is T = s·P(s²G)·X₀ with G = X₀X₀ᵀ. Tiles multiply
+A deflated step (:mod:`polarstep.polar.deflated`) is T = s·P(s²G)·X₀ with G = X₀X₀ᵀ. Tiles multiply
 bfloat16 numbers five to eight times as fast as a CPU multiplies float32, and add up in float32. X₀
 itself is made in float32: M/δ − Q(B/δ) cancels the leading directions, which may be a hundred times as
 long as the rest. Then X₀, G, the squares S of G, and P are rounded.

@@ -16,20 +16,22 @@ from torch import Tensor
 from polarstep.kernels import polynomial as polynomial_kernel
 from polarstep.kernels import small_gram
 from polarstep.kernels.blend import product_and_blend
-from polarstep.kernels.deflate import inverse_rest_size, lifted_norm, scale_to_one
+from polarstep.kernels.flat_step_norms import lifted_norm, scale_to_one
 from polarstep.kernels.float8 import product_and_squares
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import halving_pays, product
-from polarstep.kernels.rest import rest_norm
+from polarstep.kernels.rest_norm import rest_norm
+from polarstep.kernels.rest_size import inverse_rest_size
 from polarstep.kernels.rows import row_numbers, row_squares
 from polarstep.products import float8 as eight_bits
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
-from polarstep.products.deflating import Head, RestNorm, RestRules
 from polarstep.products.flat_product import FlatProduct
+from polarstep.products.head import Head
 from polarstep.products.plain import product_like
+from polarstep.products.rest_norm import RestNorm, RestRules
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import shrink_of

@@ -31,8 +31,8 @@ from polarstep_lab.data.tokenizer import (
     shards_with_prefix,
     tokenize_files,
 )
+from polarstep_lab.settings_by_name import ConfigError
 from polarstep_lab.storage import refuse_unwritable
-from polarstep_lab.structure import ConfigError
 
 __all__ = ["download", "tokenize"]
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from polarstep_lab.config import ConfigError
-from polarstep_lab.structure import parse_assignment
+from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.suites.places import Where
 from polarstep_lab.training.ranks import Parallel
 

@@ -33,7 +33,7 @@ from polarstep_lab.config import ConfigError
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.records.record import Result
-from polarstep_lab.structure import parse_assignment
+from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.suites.places import Where, place_for
 from polarstep_lab.suites.progress import follow
 from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs, pending

@@ -14,7 +14,7 @@ from rich.table import Table
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import find_method, find_methods
-from polarstep_lab.structure import ConfigError, parse_assignment
+from polarstep_lab.settings_by_name import ConfigError, parse_assignment
 from polarstep_lab.suites.places import Place, Where, place_for
 from polarstep_lab.suites.progress import progress_display
 from polarstep_lab.training.ranks import refuse_launcher

@@ -13,7 +13,7 @@ from importlib import resources
 import numpy as np
 from numpy.typing import NDArray
 
-from polarstep_lab.structure import ConfigError
+from polarstep_lab.settings_by_name import ConfigError
 
 __all__ = ["CharacterVocabulary", "corpus_names", "corpus_text", "corpus_tokens"]
 

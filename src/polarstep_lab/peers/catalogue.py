@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from polarstep_lab.git import NoAnswer, git
 from polarstep_lab.paper import Method
-from polarstep_lab.structure import ConfigError
+from polarstep_lab.settings_by_name import ConfigError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

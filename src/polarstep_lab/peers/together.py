@@ -13,7 +13,7 @@ import polarstep as ps
 from polarstep.distributed.layout import is_sharded
 from polarstep_lab.config import OptimizerConfig
 from polarstep_lab.peers.catalogue import Peer, load
-from polarstep_lab.structure import ConfigError
+from polarstep_lab.settings_by_name import ConfigError
 
 __all__ = ["Together", "beside_adamw"]
 

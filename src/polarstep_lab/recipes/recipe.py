@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from polarstep_lab.config import Benchmark, ConfigError, PolarConfig, RunConfig
 from polarstep_lab.methods import Method
-from polarstep_lab.structure import hint
+from polarstep_lab.settings_by_name import hint
 
 __all__ = ["MAPS", "RECIPES", "Range", "Recipe", "find_recipe", "polar_of", "register"]
 

@@ -15,8 +15,8 @@ import torch
 
 from polarstep_lab.git import NoAnswer, git, tree_of
 from polarstep_lab.peers.catalogue import versions
+from polarstep_lab.settings_by_name import ConfigError
 from polarstep_lab.storage import StorageError, read_json, write_json
-from polarstep_lab.structure import ConfigError
 
 __all__ = ["describe_environment", "pick_device", "record_environment", "source_of_packages"]
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polarstep_lab.records.environment import pick_device
-from polarstep_lab.structure import ConfigError
+from polarstep_lab.settings_by_name import ConfigError
 
 __all__ = [
     "Parallel",

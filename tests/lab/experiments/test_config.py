@@ -26,8 +26,8 @@ from polarstep_lab.methods import METHODS, OURS, find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.recipes import RECIPES, find_recipe, resolve, search_space, tuned
+from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.storage import write_json
-from polarstep_lab.structure import parse_assignment
 from polarstep_lab.training.language import LanguageTask
 from polarstep_lab.training.optimizers import (
     build_optimizer,

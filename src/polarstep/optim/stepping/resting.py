@@ -58,11 +58,9 @@ def let_rest(works: list[Work], state: State) -> None:
     for (fade, *_), together in alike.items():
         blocks = [block for each in together for block in _matrices(each)]
         peaks = [each.peak for each in together]
-        flags = faded(peaks, largest_of_each(blocks), fade)
-        if flags.device.type != "cpu" or bool(flags.any()):
-            parts = torch.split(flags, [len(peak) for peak in peaks])
-            for each, part in zip(together, parts, strict=True):
-                _set_to_zero(each, part)
+        for each, flags in zip(together, faded(peaks, largest_of_each(blocks), fade), strict=True):
+            if flags.device.type != "cpu" or bool(flags.any()):
+                _set_to_zero(each, flags)
         for each in together:
             keep_momentum(each.C, each.p, state[each.p], each.kept)
 
@@ -98,8 +96,8 @@ def peak_of(of_parameter: dict[str, Tensor], count: int, C: Tensor) -> Tensor:
     return known
 
 
-def faded(peaks: list[Tensor], most: Tensor, fade: float) -> Tensor:
-    """Which matrices rest, from ``most``, the largest entry of each; updates their peaks.
+def faded(peaks: list[Tensor], most: Tensor, fade: float) -> tuple[Tensor, ...]:
+    """Which matrices of each parameter rest, from ``most``, their largest entries; updates ``peaks``.
 
     ``peaks`` has the peaks of each parameter, all in one precision, and ``most`` all matrices in turn.
     """
@@ -107,8 +105,9 @@ def faded(peaks: list[Tensor], most: Tensor, fade: float) -> Tensor:
     peak = torch.maximum(most, fade * known)
     # An infinite or NaN entry of C must not become the peak.
     known = torch.where(peak.isfinite(), peak, known).to(known.dtype)
-    torch._foreach_copy_(peaks, torch.split(known, [len(each) for each in peaks]))
-    return most < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny)
+    counts = [len(each) for each in peaks]
+    torch._foreach_copy_(peaks, torch.split(known, counts))
+    return torch.split(most < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny), counts)
 
 
 def _matrices(momentum: _Momentum) -> list[Tensor]:

@@ -31,12 +31,10 @@ from polarstep.theory.bounds.deflated import (
     expected_deflated_gamma,
     expected_deflated_nu,
     ideal_deflated_gamma,
-    lifted_nu,
-    subspace_norm_floor,
 )
 from polarstep.theory.bounds.descent import one_step_descent_bound, summed_gradient_bound
-from polarstep.theory.bounds.lifted import expected_lifted_gamma, lifted_gamma
-from polarstep.theory.bounds.longest_step import longest_deflated_step
+from polarstep.theory.bounds.lifted import expected_lifted_gamma, lifted_gamma, lifted_nu
+from polarstep.theory.bounds.longest_step import longest_deflated_step, subspace_norm_floor
 from polarstep.theory.bounds.martingale import gaussian_row_bound, martingale_bound
 from polarstep.theory.bounds.momentum import (
     momentum_error,

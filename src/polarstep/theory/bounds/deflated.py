@@ -1,6 +1,6 @@
 """Bounds on γ and ν of maps that keep the rest of their sketch. None of them is in the paper.
 
-Notation as in :mod:`polarstep.polar.deflation`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
+Notation as in :mod:`polarstep.polar.deflated`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
 factor of B, R = M − QB, δ > 0, and X₀ = QZ + R/δ. Without steps T = X₀, and with steps T = p(s·X₀) for
 an odd polynomial p, which acts on singular values. Three facts carry everything. QᵀR = 0. Hence
 
@@ -13,7 +13,7 @@ steps it needs s·‖X₀‖_op ≤ 1 alone, as p is made for [0, 1].
 
 After steps, γ has a closed form where Q spans leading singular vectors. For any other Q the rows of Z
 and R overlap, and X₀ has other singular vectors than M; :mod:`polarstep.theory.bounds.lifted` then
-bounds γ.
+bounds γ. It also bounds ν after steps.
 """
 
 from __future__ import annotations
@@ -35,8 +35,6 @@ __all__ = [
     "expected_deflated_gamma",
     "expected_deflated_nu",
     "ideal_deflated_gamma",
-    "lifted_nu",
-    "subspace_norm_floor",
 ]
 
 Polynomials = Sequence[Polynomial]
@@ -265,43 +263,6 @@ def expected_deflated_nu(
     least = sigma[..., check.sketch_width(ell, sigma)]
     c = b * (shared.sqrt() / least).clamp_max(1)
     return ((b * b + c).sqrt() - 1).clamp_max(deflated_nu(too_small=too_small))
-
-
-def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
-    """A bound on ν = ‖p(s·X₀)‖_op − 1 for any X₀ and s with s·‖X₀‖_op ≤ ``reach``.
-
-    It is max |p(x)| − 1 over 0 ≤ x ≤ reach, whatever δ, M, Q and Z are. A deflated map measures s, and
-    :mod:`polarstep.polar.deflation` derives reach ≤ 1.17 for it.
-
-    >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
-    (0.0, 0.202)
-    """
-    if not 0 < reach < math.inf:
-        raise ValueError(
-            f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.17"
-        )
-    x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
-    value = _value(polynomials, x)
-    # A peak between two points of the grid may exceed both by an eighth of a second difference.
-    between = float(value.diff(n=2).abs().max()) / 8 if polynomials else 0.0
-    return max(float(value.abs().max()) + between - 1, 0.0)
-
-
-def subspace_norm_floor(mass: Tensor | float) -> Tensor:
-    """The least ‖Rᵀ·orth(RV)‖_op/‖R‖_op for vectors V that hold a part ``mass`` of R's leading vector.
-
-    It is √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² = ``mass`` for the leading right singular vector r, the worst
-    case over all spectra. It is reached where all singular values but σ₁ are σ₁·√(√κ/(1 + √κ)); the
-    proof is in :func:`polarstep.polar.deflation.rest_norm`. A margin of 1/floor on δ makes up for it.
-
-    >>> [round(float(subspace_norm_floor(kappa)), 3) for kappa in (1.0, 0.5, 0.065)]
-    [1.0, 0.91, 0.637]
-    """
-    kappa = torch.as_tensor(mass, dtype=torch.float64)
-    if not bool(((kappa >= 0) & (kappa <= 1)).all()):
-        raise ValueError(f"mass={mass}: expected ‖P_V r‖² of a unit vector r, 0 ≤ κ ≤ 1")
-    root = kappa.sqrt()
-    return (2 * root / (1 + root)).sqrt()
 
 
 def _value(polynomials: Polynomials, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Bounds on γ of maps that lift the rest of their sketch by polynomial steps. They are not in the paper.
+"""Bounds on γ and ν of maps that lift the rest of their sketch by polynomial steps, not in the paper.
 
 Notation as in :mod:`polarstep.theory.bounds.deflated`: B = QᵀM with the polar factor Z, R = M − QB,
 X₀ = QZ + R/δ and T = p(s·X₀) for an odd polynomial p(x) = x·q(x²). The inner map is exact. In general
@@ -31,8 +31,9 @@ import torch
 from torch import Tensor
 
 from polarstep.polar import coefficients as polynomials_of
-from polarstep.polar import deflation
 from polarstep.polar.coefficients import Polynomial
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, TOLERATED_VALUE, tolerant_scale
+from polarstep.polar.rest_norm import FACTOR, rest_size
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.deflated import DELTA, GRID, SCALE, Polynomials
 from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
@@ -40,6 +41,7 @@ from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
 __all__ = [
     "expected_lifted_gamma",
     "lifted_gamma",
+    "lifted_nu",
 ]
 
 # κ, the largest √t − t/√(1 + t). It is at the t with t² = 1 − t.
@@ -74,7 +76,7 @@ def lifted_gamma(
         M: matrices of shape (..., m, n).
         Q: (..., m, ℓ) with orthonormal columns.
         polynomials: the steps; p is their composition.
-        delta: δ, by default from :func:`polarstep.polar.deflation.rest_size`.
+        delta: δ, by default from :func:`polarstep.polar.rest_norm.rest_size`.
         scale: s, by default 1/‖X₀‖_op.
     """
     steps = polynomials_of.validated(polynomials)
@@ -88,7 +90,7 @@ def lifted_gamma(
     Z = U @ V
     if delta is None:
         eps = torch.finfo(torch.float64).eps
-        left, factor, floor = deflation.rest_size(min(M.shape[-2:]), Q.shape[-1], eps)
+        left, factor, floor = rest_size(min(M.shape[-2:]), Q.shape[-1], eps)
         energy = torch.maximum(r.square().sum(-1), floor * sigma.square().sum(-1))
         divisor = factor * (energy / left).sqrt()
     else:
@@ -118,7 +120,7 @@ def expected_lifted_gamma(
     polynomials: Polynomials,
     h: float = 0,
     *,
-    factor: float = deflation.FACTOR,
+    factor: float = FACTOR,
     reach: tuple[float, float] | None = None,
 ) -> Tensor:
     """A bound on E γ over Gaussian sketches of ℓ columns, for T = p(s·X₀) and δ = factor·‖R‖_F/√N.
@@ -155,7 +157,7 @@ def expected_lifted_gamma(
 
     The bound of one also holds: p > 0 makes each term of (1) at least 0. Assumes an exact inner map,
     p > 0 on (0, t₁], 1 ≤ ℓ < rank(M), and a rest above the rounding floor of
-    :func:`polarstep.polar.deflation.rest_size`.
+    :func:`polarstep.polar.rest_norm.rest_size`.
 
     >>> spectrum, flat = 1 / torch.arange(1.0, 97.0), polynomials_of.resolve("flat", 1)
     >>> [round(float(expected_lifted_gamma(spectrum, 16, flat, h)), 2) for h in (0, 1, 2)]
@@ -174,8 +176,8 @@ def expected_lifted_gamma(
     ell = check.sketch_width(ell, sigma)
     f = check.positive("factor", factor)
     if reach is None:
-        tolerant = deflation.tolerant_scale(steps)
-        reach = tolerant / deflation.MARGIN_OF_SCALE, tolerant * deflation.TOLERATED_VALUE
+        tolerant = tolerant_scale(steps)
+        reach = tolerant / MARGIN_OF_SCALE, tolerant * TOLERATED_VALUE
     low, high = reach
     if not 0 < low <= high:
         raise ValueError(
@@ -195,6 +197,26 @@ def expected_lifted_gamma(
     lost = (f * f * (left * beta * energy + a * shared) + left**2 * beta * norm).sqrt()
     kept = head / z.sqrt() + tail / a.sqrt() - KAPPA / a * lost
     return (1 - kept.amax(-1) / sigma.sum(-1)).clamp_max(1)
+
+
+def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
+    """A bound on ν = ‖p(s·X₀)‖_op − 1 for any X₀ and s with s·‖X₀‖_op ≤ ``reach``.
+
+    It is max |p(x)| − 1 over 0 ≤ x ≤ reach, whatever δ, M, Q and Z are. A deflated map measures s, and
+    :mod:`polarstep.polar.flat_step_scale` derives reach ≤ 1.17 for it.
+
+    >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
+    (0.0, 0.202)
+    """
+    if not 0 < reach < math.inf:
+        raise ValueError(
+            f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.17"
+        )
+    x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
+    value = polynomials_of.evaluate(polynomials, x) if polynomials else x
+    # A peak between two points of the grid may exceed both by an eighth of a second difference.
+    between = float(value.diff(n=2).abs().max()) / 8 if polynomials else 0.0
+    return max(float(value.abs().max()) + between - 1, 0.0)
 
 
 def _slope(steps: Polynomials, y: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """How long a deflated step can be: a bound on ‖T‖_op for all but a share of leading directions.
 
-δ and s of a deflated map come from 16 vectors with random entries (:mod:`polarstep.polar.deflation`).
-The bound on ‖T‖_op depends on κ, the part of the leading direction that these vectors hold, and holds
-for every spectrum. Here κ is that of a direction r that is independent of the random entries.
+δ and s of a deflated map come from 16 vectors with random entries (:mod:`polarstep.polar.rest_norm` and
+:mod:`polarstep.polar.flat_step_scale`). The bound on ‖T‖_op depends on κ, the part of the leading
+direction that these vectors hold, and holds for every spectrum. Here κ is that of a direction r that is
+independent of the random entries.
 
 **With steps** κ is that of the best of 16 independent vectors of length m, so that κm is the largest of
 16 squares of normal numbers, and κ ≥ q/m for all but a share P(χ²₁ ≤ q)¹⁶ of directions.
@@ -27,14 +28,17 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
-from polarstep.polar import deflation
 from polarstep.polar.coefficients import Polynomial
-from polarstep.products.deflating import SIGNS
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, norm_floor, tolerant_scale
+from polarstep.polar.rest_norm import FRESH, MARGIN
+from polarstep.products.start_vectors import SIGNS
 from polarstep.theory import checks as check
-from polarstep.theory.bounds.deflated import deflated_nu, lifted_nu, subspace_norm_floor
+from polarstep.theory.bounds.deflated import deflated_nu
+from polarstep.theory.bounds.lifted import lifted_nu
 
-__all__ = ["longest_deflated_step"]
+__all__ = ["longest_deflated_step", "subspace_norm_floor"]
 
 
 def longest_deflated_step(
@@ -64,13 +68,30 @@ def longest_deflated_step(
     short, long = sorted((m, n))
     if polynomials:
         best = _quantile(1, unseen ** (1 / SIGNS))
-        scale = deflation.tolerant_scale(tuple(polynomials)) / deflation.MARGIN_OF_SCALE
-        reach = scale / deflation.norm_floor(min(1.0, best / short))
+        scale = tolerant_scale(tuple(polynomials)) / MARGIN_OF_SCALE
+        reach = scale / norm_floor(min(1.0, best / short))
         return 1 + lifted_nu(polynomials, reach)
-    part = deflation.FRESH**2 / (1 + deflation.FRESH**2)
+    part = FRESH**2 / (1 + FRESH**2)
     y = part * _quantile(min(SIGNS, short), unseen) / long
-    least = deflation.MARGIN * float(subspace_norm_floor(y / (1 + y)))
+    least = MARGIN * float(subspace_norm_floor(y / (1 + y)))
     return 1 + deflated_nu(too_small=max(0.0, 1 - least))
+
+
+def subspace_norm_floor(mass: Tensor | float) -> Tensor:
+    """The least ‖Rᵀ·orth(RV)‖_op/‖R‖_op for vectors V that hold a part ``mass`` of R's leading vector.
+
+    It is √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² = ``mass`` for the leading right singular vector r, the worst
+    case over all spectra. It is reached where all singular values but σ₁ are σ₁·√(√κ/(1 + √κ)); the
+    proof is in :func:`polarstep.polar.rest_norm.rest_norm`. A margin of 1/floor on δ makes up for it.
+
+    >>> [round(float(subspace_norm_floor(kappa)), 3) for kappa in (1.0, 0.5, 0.065)]
+    [1.0, 0.91, 0.637]
+    """
+    kappa = torch.as_tensor(mass, dtype=torch.float64)
+    if not bool(((kappa >= 0) & (kappa <= 1)).all()):
+        raise ValueError(f"mass={mass}: expected ‖P_V r‖² of a unit vector r, 0 ≤ κ ≤ 1")
+    root = kappa.sqrt()
+    return (2 * root / (1 + root)).sqrt()
 
 
 def _quantile(degrees: int, share: float) -> float:

@@ -1,47 +1,19 @@
-"""Keep what a sketch leaves out: one more term for the rest R = M − QB of a low-rank map.
+"""How large the rest R = M − QB of a sketch is: the δ of a deflated map.
 
-A low-rank map returns T = QZ with Z ≈ polar(B), B = QᵀM, and drops R. Newton–Schulz needs many steps
-on M because a few leading singular values tower over the others. Q holds these leading directions, so
+X₀ = QZ + R/δ is nearly flat for a δ of the size of R (:mod:`polarstep.polar.deflated`).
 
-    X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
+**With polynomial steps** δ only has to be of the right size: δ = 2 times the root mean square of R's
+singular values, which ‖M‖²_F − ‖B‖²_F gives for nothing (:func:`rest_size`). The steps then find the
+norm of X₀ themselves (:mod:`polarstep.polar.flat_step_scale`).
 
-is nearly flat for a δ of the size of R. It can be the step itself (T = X₀), or a polynomial step or two
-on the singular values of X₀ lift it to the polar factor: T = p(s·X₀).
+**Without steps** ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op (:func:`rest_norm`).
+With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05. At the step at which R gets a new leading
+direction, δ may be 79% too small for n = 3072: ‖T‖_op ≤ 4.8 for all but one direction in a hundred.
+From the next step on the carried vectors hold that direction.
 
 In 16 bits the columns of Q are not quite orthonormal, and M − QB keeps some of the leading directions.
 Steps take R = M − DB then, with the D of :meth:`polarstep.products.Products.dual`, for which QᵀR = 0
 holds to the square of that error.
-
-QᵀR = 0, so head and rest have orthogonal columns and ‖X₀‖²_op ≤ max(‖Z‖², ‖R/δ‖²) + ‖ZRᵀ‖/δ
-(:func:`polarstep.theory.bounds.deflated.deflated_nu`). The last term is zero where Q spans singular
-vectors of M. Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖R/δ‖ ≤ 1.
-
-**With polynomial steps** δ only has to be of the right size: δ = 2 times the root mean square of R's
-singular values, which ‖M‖²_F − ‖B‖²_F gives for nothing (:func:`rest_size`). The steps need XXᵀ for
-X = X₀ in any case, and its norm λ is estimated from five products with 16 columns
-(:meth:`polarstep.products.Products.scale_to_one`). s = 1/(margin·√λ) then brings ‖s·X₀‖_op to one. A
-leading direction that the head has missed makes λ large and the whole step small.
-
-**How far below ‖X₀‖²_op can λ be?** Let κ be the part of a vector v₀ that lies in the leading
-eigenspace of G = X₀X₀ᵀ, and let all other eigenvalues be y times the first, which is the worst case for
-a given κ by Jensen's inequality. Then λ²/‖G‖²_op = (κ + (1−κ)y¹⁰)/(κ + (1−κ)y⁸). κ = 6/m and the worst
-y give √λ ≥ 0.80‖X₀‖_op for m = 4096, 0.86 for m = 768 (:func:`norm_floor`); the edge of a random
-matrix's spectrum gives 0.93. With MARGIN_OF_SCALE, ‖s·X₀‖_op ≤ 1.17. :func:`tolerant_scale` makes s
-smaller for polynomials that explode before that: ‖T‖_op ≤ 2.6.
-
-For a leading direction that is independent of the 16 vectors, the best of them has κ ≥ 6/m for a fifth
-of all directions, 4/m for half of them and 1.3/m for 99%. ``"flat"`` stays below 2.6 up to 1.2, which
-covers these 99% for m = 768. For m = 4096 and the very worst y, one direction in a hundred has
-‖s·X₀‖_op ≥ 1.24 and ‖T‖_op ≥ 5, and one in a million ‖T‖_op ≥ 100
-(:func:`polarstep.theory.bounds.longest_deflated_step`). The vectors' entries have no pattern, so that
-sums and differences of rows are seen as well as other directions. A leading singular direction that was
-made orthogonal to all 16 vectors is not seen: ‖T‖_op was 4000 for such a matrix, whose new direction
-was 1.5 times as long as all others.
-
-**Without steps** there is no XXᵀ, and ‖T‖_op is that of X₀ itself. Then δ is an estimate of ‖R‖_op
-(:func:`rest_norm`). With a δ that is too small by 30%, ‖T‖²_op ≤ 1 + 1/0.7² = 3.05. At the step at
-which R gets a new leading direction, δ may be 79% too small for n = 3072: ‖T‖_op ≤ 4.8 for all but one
-direction in a hundred. From the next step on the carried vectors hold that direction.
 
 All functions take wide matrices of shape (batch, m, n) with m ≤ n; the caller transposes tall ones. δ
 has shape (batch, 1, 1). Nothing here draws random numbers or makes the host wait for the device.
@@ -56,19 +28,10 @@ from torch import Tensor
 
 from polarstep import products
 from polarstep.float64 import widest
-from polarstep.polar.coefficients import Polynomial, evaluate
-from polarstep.products.deflating import SIGNS, RestNorm, RestRules
-from polarstep.torch_compile import constant
+from polarstep.products.rest_norm import RestNorm, RestRules
+from polarstep.products.start_vectors import SIGNS
 
-__all__ = [
-    "MARGIN_OF_SCALE",
-    "norm_floor",
-    "rest_energy",
-    "rest_norm",
-    "rest_size",
-    "tolerant_scale",
-    "vectors_shape",
-]
+__all__ = ["rest_energy", "rest_norm", "rest_size", "vectors_shape"]
 
 # δ is this many times the norm that the carried vectors see; see rest_norm.
 MARGIN = 1.1
@@ -80,11 +43,6 @@ FRESH = 0.5
 # a sixth of the width, this factor brings them to 1.00 in the mean over six matrices, from 0.93 to 1.08;
 # 1.5 brought all of them to 0.9, and in a long run lost 2.5% in perplexity (rank 48, one seed).
 FACTOR = 2.0
-# Polynomial steps are applied to X₀/(this·√λ).
-MARGIN_OF_SCALE = 1.08
-# What ‖s·X₀‖_op may be where the estimate is at its worst, and ‖T‖_op then.
-TOLERATED_VALUE = 1.17
-TOLERATED_NORM = 2.6
 # 2·√3·0.2124: a number with random leading digits is off by 0.2124ε in the root mean square.
 ROUNDING = 0.736
 # The error of ‖B‖²_F where the terms of B's sums are rounded, in units of ε·‖B‖²_F; see rest_energy.
@@ -230,33 +188,3 @@ def rest_size(rows: int, width: int, precision: float) -> tuple[int, float, floa
     energy: 2⁻¹² in 16 bits.
     """
     return max(1, rows - width), FACTOR, 64 * precision if precision < 1e-5 else 2.0**-12
-
-
-def norm_floor(kappa: float) -> float:
-    """The least √λ/‖X₀‖_op for a start v₀ with a part ``kappa`` in the leading eigenspace of X₀X₀ᵀ.
-
-    >>> round(norm_floor(6 / 4096), 2), round(norm_floor(6 / 256), 2)
-    (0.8, 0.89)
-    """
-    y = torch.linspace(0, 1, 100_001, dtype=torch.float64, device="cpu")
-    return float(((kappa + (1 - kappa) * y**10) / (kappa + (1 - kappa) * y**8)).min()) ** 0.25
-
-
-# Not functools.cache, which torch.compile looks through, and warns of.
-_SCALES: dict[tuple[Polynomial, ...], float] = {}
-
-
-@constant
-def tolerant_scale(polynomials: tuple[Polynomial, ...]) -> float:
-    """The largest factor c ≤ 1 with |p(c·x)| ≤ 2.6 for all x ≤ 1.17.
-
-    1 for ``"flat"`` and the paper's polynomials. Minimax polynomials without a safety factor explode
-    soon after one: two steps made for [0.1, 1] have c = 0.88.
-    """
-    if polynomials not in _SCALES:
-        if len(_SCALES) >= 256:
-            _SCALES.clear()
-        x = torch.arange(0, 2, 2.0**-14, dtype=torch.float64, device="cpu")
-        highest = evaluate(polynomials, x).abs().cummax(0).values
-        _SCALES[polynomials] = min(1.0, float(x[highest <= TOLERATED_NORM].max()) / TOLERATED_VALUE)
-    return _SCALES[polynomials]

@@ -1,4 +1,4 @@
-"""The kernels of a deflated step against the same operations in plain torch.
+"""The kernels of a polynomial step on X₀ against the same operations in plain torch.
 
 In float16, whose three bits more than bfloat16's show smaller errors.
 """
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.kernels.deflate import lifted_norm
 from polarstep.kernels.descriptors import takes_large_tiles
+from polarstep.kernels.flat_step_norms import lifted_norm
 from polarstep.polar.coefficients import polar_express, resolve
 from polarstep.products.base import Products
-from polarstep.products.deflating import Head, squared_norm
+from polarstep.products.flat_step import squared_norm
+from polarstep.products.head import Head
 
 PLAIN = Products()
 
@@ -74,35 +75,6 @@ def test_a_symmetric_product_with_a_number_for_each_matrix(
     assert torch.allclose(got.double(), want, atol=4e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("layout", ["wide", "transposed"])
-def test_the_inverse_size_of_the_rest(
-    device: torch.device, dtype: torch.dtype, layout: str
-) -> None:
-    A = randn(5, 70, 130, device=device)
-    A[1] = 0
-    B = A[:, :9] / 2
-    A[2, 9:] /= 100
-    A[4, 9:] /= 100
-    B[2], B[4] = (
-        1.1 * A[2, :9],
-        1.2 * A[4, :9],
-    )  # more energy in B than in A: the floor, and no rest
-    A, B = A.to(dtype), B.to(dtype)
-    A = A if layout == "wide" else A.mT.contiguous().mT
-    got = products.of(device).inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
-    want = PLAIN.inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
-    assert got.shape == want.shape == (5, 1, 1)
-    assert got[1] == got[4] == 0
-    assert (got[[0, 2, 3]] > 0).all()
-    assert torch.allclose(got.double(), want.double(), rtol=1e-5, atol=0)
-    # From sums of squares in 1,300 parts, as momentum leaves them.
-    squares = A.double().flatten(1).square().unflatten(1, (1300, 7)).sum(2)
-    for ops in (products.of(device), PLAIN):
-        again = ops.inverse_rest_size(torch.ones_like(A), B, 61, 1.5, 2.0**-12, squares)
-        assert torch.allclose(again.double(), want.double(), rtol=1e-5, atol=0)
-
-
 @pytest.mark.parametrize("norm", [1e-3, 7.0, 900.0, 4e5, 3e7])
 def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
     device: torch.device, norm: float
@@ -116,16 +88,6 @@ def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
     got = products.of(device).scale_to_one(G, 1.08)
     assert torch.allclose(got.double(), PLAIN.scale_to_one(G.double(), 1.08), rtol=2e-2)
     assert got > 0
-
-
-@pytest.mark.parametrize("size", [1e-30, 1e30, 1e-44])
-def test_the_inverse_size_at_the_ends_of_float32(device: torch.device, size: float) -> None:
-    A = size * randn(2, 20, 40, device=device)
-    got = products.of(device).inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
-    want = PLAIN.inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
-    assert got.isfinite().all()
-    most = 1e38  # where the kernel ends
-    assert torch.allclose(got.double(), want.double().clamp_max(most), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("m", [16, 72, 200])

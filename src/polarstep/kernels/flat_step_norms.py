@@ -1,4 +1,4 @@
-"""The numbers that a deflated step needs: the size of the rest, and norms of X₀ and of T.
+"""The norms that a polynomial step needs: of X₀, for the scale s, and of T = s·P(s²G)·X₀.
 
 Each is a few launches for a whole batch, and nothing waits for the device.
 """
@@ -11,46 +11,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.few_columns import hashed, times_few
-from polarstep.kernels.normalize import sum_of_parts, sums_of_squares
-from polarstep.products.deflating import MOST_ENERGY, SIGNS
+from polarstep.products.start_vectors import SIGNS
 
-__all__ = ["inverse_rest_size", "lifted_norm", "scale_to_one"]
-
-
-@triton.jit
-def _inverse_size_kernel(
-    of_M, of_B, inverse, left, parts_M, parts_B,
-    FACTOR: tl.constexpr, FLOOR: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    batch = tl.program_id(0).to(tl.int64)
-    whole = sum_of_parts(of_M + batch * parts_M, parts_M, BLOCK)
-    head = sum_of_parts(of_B + batch * parts_B, parts_B, BLOCK)
-    size = FACTOR * tl.sqrt(tl.maximum(whole - head, FLOOR * whole) / left)
-    # A zero matrix has no rest, nor has one whose basis is too long; 1/δ must be a number of float32.
-    has_rest = (size > 0) & (head <= MOST * whole)
-    value = tl.where(has_rest, 1 / tl.where(size > 0, size, 1.0), 0.0)
-    tl.store(inverse + batch, tl.minimum(value, 1e38).to(tl.float32))
-
-
-def inverse_rest_size(
-    M: Tensor,
-    B: Tensor,
-    left: int,
-    factor: float,
-    floor: float,
-    squares: Tensor | None = None,
-) -> Tensor:
-    """1/δ of each matrix, as :func:`polarstep.polar.deflation.rest_size` defines δ, in float32.
-
-    ``squares`` (batch, parts) adds up to ‖M‖²_F in float64, where the momentum kernel has computed it.
-    """
-    of_M, of_B = sums_of_squares(M) if squares is None else squares, sums_of_squares(B)
-    inverse = torch.empty(len(M), dtype=torch.float32, device=M.device)
-    _inverse_size_kernel[(len(M),)](
-        of_M, of_B, inverse, left, of_M.shape[1], of_B.shape[1],
-        FACTOR=factor, FLOOR=floor, MOST=MOST_ENERGY, BLOCK=512,
-    )  # fmt: skip
-    return inverse
+__all__ = ["lifted_norm", "scale_to_one"]
 
 
 @triton.jit
@@ -64,7 +27,7 @@ def _start_kernel(out, OF_SIGNS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.con
 
 
 def _start(like: Tensor, *, of_signs: bool) -> Tensor:
-    """The ``signs`` or the ``start_vectors`` of :mod:`polarstep.products.deflating` for (batch, m, m).
+    """``signs`` or ``start_vectors`` of :mod:`polarstep.products.start_vectors` for (batch, m, m).
 
     For matrices of 16 or 8 bits they are in bfloat16, whose range holds all products with them.
     """
@@ -165,7 +128,7 @@ def _lifted_norm_kernel(
 
 
 def lifted_norm(P: Tensor, G: Tensor, scale: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """:func:`polarstep.products.deflating.squared_norm` of s·factor·P by four launches, in float32.
+    """:func:`polarstep.products.flat_step.squared_norm` of s·factor·P by four launches, in float32.
 
     ``scale`` has the s of each matrix; ``None`` means s = 1. The products read P and G as they are
     stored. An estimate that first converted both to 16 bits, and had some thirty small launches more,

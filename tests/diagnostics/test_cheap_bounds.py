@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
 from polarstep import products
-from polarstep.diagnostics import Monitor, certify, cheap, cheap_certificate
+from polarstep.diagnostics import Monitor, certify, cheap_bounds, cheap_certificate
 
 
 def nuclear(X):
@@ -28,16 +28,16 @@ def test_inner_products_in_every_layout(first, second):
 
     for shape in ((3, 5, 32), (3, 32, 5), (2, 6, 7), (1, 16, 16)):
         X, Y = gaussian(*shape), gaussian(*shape, seed=1)
-        found = cheap._inner_product(laid(X, first), laid(Y, second))
+        found = cheap_bounds._inner_product(laid(X, first), laid(Y, second))
         torch.testing.assert_close(found, (X * Y).sum((-2, -1)))
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 def test_row_norms_are_above_the_nuclear_norm(spectrum):
     B = batch(spectrum, 3, 6, 20)
-    assert (cheap._row_norms(B) >= nuclear(B) - 1e-12).all()
+    assert (cheap_bounds._row_norms(B) >= nuclear(B) - 1e-12).all()
     rows = torch.tensor([[[3.0, 4.0], [0.0, 2.0]]])
-    assert cheap._row_norms(rows).tolist() == [7.0]
+    assert cheap_bounds._row_norms(rows).tolist() == [7.0]
 
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
@@ -46,7 +46,7 @@ def test_what_is_outside_a_basis_is_bounded_by_its_energy(spectrum, precision):
     M = batch(spectrum, 3, 12, 20)
     Q = torch.linalg.qr(gaussian(3, 12, 4)).Q
     B, norm = Q.mT @ M, torch.linalg.matrix_norm(M)
-    found = cheap._outside(torch.linalg.matrix_norm(B), norm, 8, precision)
+    found = cheap_bounds._outside(torch.linalg.matrix_norm(B), norm, 8, precision)
     assert (found >= nuclear(M - Q @ B) - 1e-12).all()
     exact = math.sqrt(8) * torch.linalg.matrix_norm(M - Q @ B)
     room = 8 * precision if precision < 1e-5 else precision / 64
@@ -56,20 +56,22 @@ def test_what_is_outside_a_basis_is_bounded_by_its_energy(spectrum, precision):
 def test_a_flat_rest_is_bounded_exactly():
     """√rank·‖R‖_F is ‖R‖_* where all singular values of R are equal."""
     norm, norm_B = torch.tensor([math.sqrt(9 + 4)]), torch.tensor([3.0])
-    assert cheap._outside(norm_B, norm, 4, 2.0**-52).item() == pytest.approx(2 * 2.0, rel=1e-6)
+    assert cheap_bounds._outside(norm_B, norm, 4, 2.0**-52).item() == pytest.approx(
+        2 * 2.0, rel=1e-6
+    )
     more = torch.tensor([3.0 + 1e-6])  # rounding may make B longer than M
-    assert cheap._outside(more, torch.tensor([3.0]), 4, 2.0**-52).item() == 0
+    assert cheap_bounds._outside(more, torch.tensor([3.0]), 4, 2.0**-52).item() == 0
 
 
 @pytest.mark.parametrize("d0", [5, 8, 20, 400])
 def test_the_sketch_of_a_full_space_map_bounds_the_nuclear_norm(d0):
     X = batch("power-law", 2, d0, d0 + 4)
     norm = torch.linalg.matrix_norm(X)
-    found = cheap._by_own_sketch(X, norm)
+    found = cheap_bounds._by_own_sketch(X, norm)
     assert (found >= nuclear(X)).all()
     assert (found <= math.sqrt(d0) * norm * (1 + 1e-9)).all()
     if d0 <= 8:
-        torch.testing.assert_close(found, cheap._row_norms(X))
+        torch.testing.assert_close(found, cheap_bounds._row_norms(X))
 
 
 def test_the_sketch_of_a_full_space_map_finds_leading_directions():
@@ -77,7 +79,7 @@ def test_the_sketch_of_a_full_space_map_finds_leading_directions():
     sigma = torch.where(torch.arange(100) < 2, 1.0, 1e-6).double()
     U, V = (torch.linalg.qr(gaussian(1, 100, 100, seed=seed)).Q for seed in (1, 2))
     M = (U * sigma) @ V.mT
-    found = cheap._by_own_sketch(M, torch.linalg.matrix_norm(M))
+    found = cheap_bounds._by_own_sketch(M, torch.linalg.matrix_norm(M))
     assert nuclear(M).item() * (1 - 1e-9) <= found.item() < 4
 
 
@@ -85,7 +87,7 @@ def test_the_sketch_of_a_full_space_map_finds_leading_directions():
 def test_the_sketch_of_a_full_space_map_costs_two_products(d0, width):
     X = gaussian(1, d0, 1000, dtype=torch.float32)
     with FlopCounterMode(display=False) as counter:
-        cheap._by_own_sketch(X, torch.linalg.matrix_norm(X))
+        cheap_bounds._by_own_sketch(X, torch.linalg.matrix_norm(X))
     two = 2 * (2 * d0 * 1000 * width)
     assert two <= counter.get_total_flops() < 1.05 * two
 
@@ -94,7 +96,7 @@ def test_the_norm_of_an_unknown_map_is_at_least_one_and_not_told_where_it_is_not
     T = torch.stack(
         [torch.tensor([[0.1, 0.0], [0.0, 0.2]]), torch.tensor([[math.inf, 0.0], [0.0, 1.0]])]
     )
-    found = cheap._largest_value(None, T, torch.ones(2))
+    found = cheap_bounds._largest_value(None, T, torch.ones(2))
     assert found[0] == 1.0
     assert not found[1].isfinite()
 
@@ -121,7 +123,7 @@ def test_a_monitor_bounds_nu_closely_after_deflation_and_after_normalized_rows(p
 
 
 def test_room_for_rounding_grows_with_the_long_side():
-    room = cheap._rounding_of_norm
+    room = cheap_bounds._rounding_of_norm
     assert room(2.0**-7, 10**6) == 2.0**-6
     assert room(2.0**-23, 10) == 4e-5
     assert room(2.0**-52, 10) == 1e-10
@@ -133,13 +135,13 @@ def test_room_for_rounding_grows_with_the_long_side():
 def test_norms_of_many_entries_are_exact():
     """torch adds up squares in float32 on a CPU, and is off by 8e-5 for these matrices."""
     M = gaussian(2, 2048, 2048, dtype=torch.float32)
-    found = cheap._norm(M).double()
-    torch.testing.assert_close(found, cheap._norm(M.double()), atol=0, rtol=1e-7)
+    found = cheap_bounds._norm(M).double()
+    torch.testing.assert_close(found, cheap_bounds._norm(M.double()), atol=0, rtol=1e-7)
     for layout in (M.mT, torch.stack([M, M], -1)[..., 0], M[:1]):
         torch.testing.assert_close(
-            cheap._norm(layout).double(), found[: len(layout)], atol=0, rtol=1e-7
+            cheap_bounds._norm(layout).double(), found[: len(layout)], atol=0, rtol=1e-7
         )
-    tiny = cheap._norm(M * 1e-25).double()
+    tiny = cheap_bounds._norm(M * 1e-25).double()
     torch.testing.assert_close(tiny, 1e-25 * found, atol=0, rtol=1e-6)
 
 

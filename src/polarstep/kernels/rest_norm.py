@@ -6,10 +6,11 @@
     W = AᵀY − Bᵀ(DᵀY)       with WᵀW and ‖B‖²_F
     1/δ and the next V      from WᵀW, N and W
 
-The definition of δ and its plain twin are :meth:`polarstep.products.deflating.Deflating.rest_norm`. A is
-read twice, in 16 bits. All vectors are float32, and are multiplied as sums of two 16-bit numbers:
-A's leading directions may be hundreds of times as long as R, and Y must be free of them. Each product
-is divided by ‖A‖_F, so that no number leaves the range of float32, whatever the scale of A.
+δ is defined in :mod:`polarstep.polar.rest_norm`, and the plain twin is
+:meth:`polarstep.products.Products.rest_norm`. A is read twice, in 16 bits. All vectors are float32, and
+are multiplied as sums of two 16-bit numbers: A's leading directions may be hundreds of times as long as
+R, and Y must be free of them. Each product is divided by ‖A‖_F, so that no number leaves the range of
+float32, whatever the scale of A.
 
 **How the work is cut.** A program that walks along a whole row of A waits for memory most of the time,
 and a few hundred such programs do not fill a GPU. So a product with A is cut along both sides of A. Its
@@ -29,7 +30,8 @@ from torch import Tensor
 
 from polarstep.kernels.few_columns import hashed, rows_times_few, strides_of, tiles_of
 from polarstep.kernels.normalize import sum_of_parts, sums_of_squares
-from polarstep.products.deflating import SHIFT, SIGNS, RestNorm, RestRules, first_vectors
+from polarstep.products.rest_norm import SHIFT, RestNorm, RestRules
+from polarstep.products.start_vectors import SIGNS, first_vectors
 
 __all__ = ["rest_norm"]
 
@@ -279,7 +281,7 @@ def _norm_kernel(
     over = tl.where(usable, 1 / tl.where(usable, energy, 1.0), 0.0)
     K = tl.where(usable, K * over, 0.0)
 
-    # A bound on ‖K‖ from the traces of K² and K⁴ (polarstep.products.deflating).
+    # A bound on ‖K‖ from the traces of K² and K⁴ (polarstep.products.rest_norm).
     squared = tl.dot(K, K, input_precision="ieee")
     mean = tl.sum(_on_diagonal(squared, FEW), axis=0) / COUNT
     second = tl.sum(tl.sum(squared * squared, axis=1), axis=0) / COUNT
@@ -395,7 +397,7 @@ def rest_norm(
     vectors: Tensor | None,
     finite: Tensor | None,
 ) -> RestNorm:
-    """:meth:`polarstep.products.deflating.Deflating.rest_norm` for matrices of 16 bits or float32.
+    """:meth:`polarstep.products.rest_norm.RestOperations.rest_norm` for matrices of 16 bits or float32.
 
     The next vectors are written over ``vectors``, if they have the precision of ``A``.
     """

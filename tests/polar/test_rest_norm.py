@@ -10,21 +10,11 @@ from tests.spectra import batch, gaussian, matrix, orthogonal, with_singular_val
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import rng
-from polarstep.polar import deflation
-from polarstep.polar.coefficients import evaluate, polar_express, resolve
-from polarstep.products.deflating import first_vectors
+from polarstep.polar.rest_norm import rest_energy, rest_norm, rest_size, vectors_shape
+from polarstep.products.start_vectors import first_vectors
 from polarstep.theory import bounds
 
 M_ROWS, N_COLS, ELL = 24, 40, 6
-SETS = {
-    "cubic": resolve("cubic", 1),
-    "quintic x3": resolve("quintic", 3),
-    "jordan x2": resolve("jordan", 2),
-    "flat": resolve("flat", 1),
-    "minimax": polar_express(0.2, 1),
-    "minimax x2": polar_express(0.1, 2),
-    "minimax of degree 9": polar_express(0.15, 1, 9),
-}
 
 
 def operator_norm(X):
@@ -46,7 +36,7 @@ def head(M, ell=ELL, *, power=1, key=0):
 def norm_of_rest(M, Q, B, **options):
     """1/δ, and what goes with it."""
     precision = max(torch.finfo(X.dtype).eps for X in (M, Q, B))
-    return deflation.rest_norm(M, Q, B, precision, **options)
+    return rest_norm(M, Q, B, precision, **options)
 
 
 def delta(found):
@@ -87,7 +77,7 @@ def test_the_rest_is_orthogonal_to_the_basis_and_has_the_energy_left():
     found = norm_of_rest(M, Q, B)
     energy = R.square().sum((-2, -1)) * found.inverse.flatten() ** 2
     assert (energy > 0).sum() == 5  # all but zero
-    for energies in (found.unheld, deflation.rest_energy(found, Q, B, M_ROWS - ELL)):
+    for energies in (found.unheld, rest_energy(found, Q, B, M_ROWS - ELL)):
         torch.testing.assert_close(energies, energy, atol=0, rtol=1e-6)
     assert (found.seen <= energy * (1 + 1e-12)).all()
 
@@ -100,14 +90,14 @@ def spiked(count, leading, m=96, n=160, seeds=50):
 
 
 def energies(M, Q, B, **options):
-    """:func:`deflation.rest_energy` and ‖R‖²_F/δ² of R = M − DB, in the precision of D."""
+    """:func:`rest_energy` and ‖R‖²_F/δ² of R = M − DB, in the precision of D."""
     Gram = Q.mT.double() @ Q.double()
     D = 2 * Q.double() - Q.double() @ Gram
     found = norm_of_rest(M, D.to(torch.promote_types(Q.dtype, torch.float32)), B, **options)
     R = M.double() - D @ B.double()
     left = M.shape[-2] - Q.shape[-1]
     true = R.square().sum((-2, -1)) * found.inverse.flatten().double() ** 2
-    return deflation.rest_energy(found, Q, B, left).double(), true, found
+    return rest_energy(found, Q, B, left).double(), true, found
 
 
 @pytest.mark.parametrize("error", [0.05, 0.3])
@@ -196,7 +186,7 @@ def test_where_the_basis_has_it_all_there_is_no_rest(spectrum, dtype):
     assert (found.inverse == 0).all()
     assert (found.unheld == 0).all()
     assert (found.seen == 0).all()
-    assert (deflation.rest_energy(found, Q, B, 7) == 0).all()
+    assert (rest_energy(found, Q, B, 7) == 0).all()
     assert found.vectors.isfinite().all()
     assert (found.vectors.abs().amax((-2, -1)) > 0).all()
 
@@ -310,7 +300,7 @@ def test_vectors_start_without_a_pattern():
     """Columns are nearly orthonormal, so that they span what they are meant to, at every length."""
     for n in (8, 40, 768, 4096):
         V = first_vectors(n // 2, n, torch.device("cpu"))
-        assert V.shape == (1, *deflation.vectors_shape(n // 2, n)) == (1, min(n // 2, 16), n)
+        assert V.shape == (1, *vectors_shape(n // 2, n)) == (1, min(n // 2, 16), n)
         sigma = torch.linalg.svdvals(V[0].double())
         assert sigma[-1] > 0.3
         assert sigma[0] < 1.8
@@ -332,14 +322,14 @@ def test_orthogonal_blocks_cannot_hide_from_the_vectors():
     assert deltas[-1] > 1
 
 
-# Polynomial steps: the size of R, and the scale of X₀
+# Its size, for polynomial steps
 
 
 def test_the_size_of_the_rest_is_twice_its_root_mean_square():
     sigma = torch.cat([torch.tensor([50.0, 20.0]), torch.full((M_ROWS - 2,), 0.3)]).double()
     M = with_singular_values(sigma, M_ROWS, N_COLS)
     B = torch.linalg.svd(M).U[:, :2].mT @ M
-    left, factor, floor = deflation.rest_size(M_ROWS, 2, 2.0**-52)
+    left, factor, floor = rest_size(M_ROWS, 2, 2.0**-52)
     assert left == M_ROWS - 2
     energy = M.square().sum() - B.square().sum()
     assert energy > floor * M.square().sum()
@@ -347,70 +337,7 @@ def test_the_size_of_the_rest_is_twice_its_root_mean_square():
 
 
 def test_the_size_of_the_rest_has_a_floor_at_rounding_and_a_row_at_least():
-    assert deflation.rest_size(8, 8, 2.0**-23)[0] == 1
-    assert deflation.rest_size(64, 8, 2.0**-23)[2] == 64 * 2.0**-23
-    assert deflation.rest_size(64, 8, 2.0**-8)[2] == deflation.rest_size(64, 8, 2.0**-11)[2]
-    assert deflation.rest_size(64, 8, 2.0**-8)[2] == 2.0**-12
-
-
-KAPPAS = [6 / 4096, 6 / 768, 6 / 64, 0.5]
-
-
-def seen(values, weights):
-    """√(‖Gv‖/‖v‖) for v = G⁴v₀, from G's eigenvalues and v₀'s squared parts along its eigenvectors."""
-    return ((weights * values**10).sum(-1) / (weights * values**8).sum(-1)) ** 0.25
-
-
-@pytest.mark.parametrize("kappa", KAPPAS)
-def test_the_norm_floor_is_attained_by_a_spectrum_of_two_levels(kappa):
-    y = torch.linspace(0, 1, 20_001, dtype=torch.float64)
-    levels = torch.stack([torch.ones_like(y), y], dim=-1)
-    found = seen(levels, torch.tensor([kappa, 1 - kappa], dtype=torch.float64))
-    assert float(found.min()) == pytest.approx(deflation.norm_floor(kappa), rel=1e-6)
-
-
-@pytest.mark.parametrize("kappa", KAPPAS)
-def test_no_spectrum_is_below_the_norm_floor(kappa):
-    g = rng.generator("floor")
-    values = torch.rand(2000, 12, generator=g, dtype=torch.float64) ** 0.3
-    values[:, 0] = 1
-    weights = torch.rand(2000, 11, generator=g, dtype=torch.float64) ** 4
-    weights = (1 - kappa) * weights / weights.sum(-1, keepdim=True)
-    weights = torch.cat([torch.full((2000, 1), kappa, dtype=torch.float64), weights], dim=-1)
-    assert (seen(values, weights) >= deflation.norm_floor(kappa) - 1e-12).all()
-
-
-def test_the_margin_keeps_a_scale_at_the_floor_within_what_is_tolerated():
-    for m in (64, 768, 4096):
-        reach = 1 / (deflation.MARGIN_OF_SCALE * deflation.norm_floor(6 / m))
-        assert reach <= deflation.TOLERATED_VALUE
-    assert reach > 0.99 * deflation.TOLERATED_VALUE  # at 4096 rows little is given away
-
-
-def test_the_best_of_16_random_vectors_has_the_part_that_the_docstring_says():
-    g = rng.generator("best of 16")
-    best = torch.randn(20_000, 16, generator=g, dtype=torch.float64).square().amax(-1)
-    for part, share in ((6, 0.2), (4, 0.5), (1.3, 0.99)):  # κ ≥ part/m
-        assert float((best >= part).double().mean()) == pytest.approx(share, abs=0.03)
-
-
-@pytest.mark.parametrize("name", SETS)
-def test_the_tolerant_scale_keeps_polynomials_within_their_bound(name):
-    polynomials = SETS[name]
-    c = deflation.tolerant_scale(polynomials)
-    x = torch.linspace(0, deflation.TOLERATED_VALUE, 50_001, dtype=torch.float64)
-    assert 0 < c <= 1
-    assert float(evaluate(polynomials, c * x).abs().max()) <= deflation.TOLERATED_NORM * (1 + 1e-3)
-    assert bounds.lifted_nu(polynomials, c * 1.17) <= (deflation.TOLERATED_NORM - 1) * (1 + 1e-2)
-    if c < 1:  # and it is not smaller than it must be
-        wider = evaluate(polynomials, (c + 1e-3) * x).abs().max()
-        assert float(wider) > deflation.TOLERATED_NORM
-
-
-def test_the_scales_are_those_of_the_docstring():
-    for name in ("cubic", "quintic x3", "flat"):
-        assert deflation.tolerant_scale(SETS[name]) == 1
-    assert deflation.tolerant_scale(SETS["minimax x2"]) == pytest.approx(0.88, abs=0.005)
-    # Without it, values of 1.17 explode.
-    x = torch.tensor(deflation.TOLERATED_VALUE, dtype=torch.float64)
-    assert float(evaluate(SETS["minimax x2"], x).abs()) > 100
+    assert rest_size(8, 8, 2.0**-23)[0] == 1
+    assert rest_size(64, 8, 2.0**-23)[2] == 64 * 2.0**-23
+    assert rest_size(64, 8, 2.0**-8)[2] == rest_size(64, 8, 2.0**-11)[2]
+    assert rest_size(64, 8, 2.0**-8)[2] == 2.0**-12

@@ -13,12 +13,14 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import products
-from polarstep.kernels import rest
+from polarstep.kernels import rest_norm as module
 from polarstep.kernels.few_columns import times_few
-from polarstep.kernels.rest import rest_norm
+from polarstep.kernels.rest_norm import rest_norm
 from polarstep.products.base import Products
-from polarstep.products.deflating import SIGNS, Head, RestNorm, RestRules
 from polarstep.products.flat_product import FlatProduct
+from polarstep.products.head import Head
+from polarstep.products.rest_norm import RestNorm, RestRules
+from polarstep.products.start_vectors import SIGNS
 
 PLAIN = Products()
 IN_HALVES = RestRules(margin=1.1, fresh=0.5, room=2.0**-16, least=2.0**-12)
@@ -145,13 +147,13 @@ def test_the_estimate_is_the_same_however_products_are_cut(
     A = A if layout == "wide" else A.mT.contiguous().mT
     usual = rest_norm(A, D, B, rules_of(dtype), None, None, None)
     parts: set[tuple[int, ...]] = set()
-    cut = rest._cut
+    cut = module._cut
     for name in ("_LEAST_BLOCKS", "_SMALL_BLOCKS"):
-        monkeypatch.setattr(rest, name, least)
-    monkeypatch.setattr(rest, "_MOST_PARTS", most)
-    monkeypatch.setattr(rest, "_PROGRAMS", 10_000)
-    monkeypatch.setattr(rest, "_ROWS", 32)
-    monkeypatch.setattr(rest, "_cut", lambda *given: parts.add(cut(*given)) or cut(*given))
+        monkeypatch.setattr(module, name, least)
+    monkeypatch.setattr(module, "_MOST_PARTS", most)
+    monkeypatch.setattr(module, "_PROGRAMS", 10_000)
+    monkeypatch.setattr(module, "_ROWS", 32)
+    monkeypatch.setattr(module, "_cut", lambda *given: parts.add(cut(*given)) or cut(*given))
     found = rest_norm(A, D, B, rules_of(dtype), None, None, None)
     assert max(count for _, count in parts) <= most
     assert (max(count for _, count in parts) > 1) == (most > 1)

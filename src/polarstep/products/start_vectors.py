@@ -1,0 +1,48 @@
+"""The vectors from which norms are estimated: sixteen, without a pattern, the same at every call."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+__all__ = ["SIGNS", "first_vectors", "signs", "start_vectors"]
+
+# The columns of signs() and start_vectors(), and of the vectors that estimate ‖R‖_op: the least that a
+# GPU multiplies at full rate.
+SIGNS = 16
+
+
+def first_vectors(m: int, n: int, device: torch.device) -> Tensor:
+    """(1, b, n) vectors to start an estimate of ‖R‖_op from, the same at every call; b = min(m, 16).
+
+    Entries are without a pattern, between −√(3/n) and √(3/n), so that vectors have a length near one.
+    They are added to the carried vectors at every step.
+    """
+    block = start_vectors(n, device) * math.sqrt(3 / n)
+    return block[..., : min(m, SIGNS)].mT
+
+
+def start_vectors(rows: int, device: torch.device) -> Tensor:
+    """(1, rows, 16) entries between −1 and 1 without a pattern, the same at every call.
+
+    Entries of ±1 would not do. Among 768 rows of 16 signs some are equal, and some opposite. The columns
+    are then orthogonal to the difference of the two rows, or to their sum, which may well be what a
+    gradient moves: two neurons that are copies of one another move in this way.
+    """
+    bits = _hashed(rows * SIGNS, device) >> 8
+    return (bits.to(torch.float32) * 2.0**-23 - 1).view(1, rows, SIGNS)
+
+
+def signs(rows: int, device: torch.device) -> Tensor:
+    """(1, rows, 16) entries of ±1 without a pattern, the same at every call."""
+    return ((_hashed(rows * SIGNS, device) & 1) * 2 - 1).view(1, rows, SIGNS)
+
+
+def _hashed(count: int, device: torch.device) -> Tensor:
+    """Murmur3's finalizer of 0, 1, 2, …, which has 32 bits; a kernel computes it as well."""
+    x = torch.arange(count, device=device)
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        x = (x ^ (x >> shift)) * factor & 0xFFFFFFFF
+    return x

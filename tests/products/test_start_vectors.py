@@ -1,0 +1,64 @@
+"""The vectors from which norms are estimated have no pattern."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from polarstep.products.start_vectors import SIGNS, first_vectors, signs, start_vectors
+
+
+@pytest.mark.parametrize("rows", [16, 100, 768, 4096])
+def test_signs_have_no_pattern(rows):
+    V = signs(rows, torch.device("cpu"))
+    assert V.shape == (1, rows, SIGNS)
+    assert set(V.flatten().tolist()) == {-1, 1}
+    assert torch.equal(V, signs(rows, torch.device("cpu")))
+    sigma = torch.linalg.svdvals(V[0].double() / math.sqrt(rows))
+    if rows >= 768:
+        assert sigma[0] < 1.25
+        assert sigma[-1] > 0.75
+    assert abs(float(V.double().mean())) < 4 / math.sqrt(rows * SIGNS)
+
+
+@pytest.mark.parametrize("rows", [16, 100, 768, 4096])
+def test_start_vectors_have_no_pattern(rows):
+    V = start_vectors(rows, torch.device("cpu"))
+    assert V.shape == (1, rows, SIGNS)
+    assert torch.equal(V, start_vectors(rows, torch.device("cpu")))
+    assert V.abs().max() <= 1
+    sigma = torch.linalg.svdvals(V[0].double() * math.sqrt(3 / rows))
+    if rows >= 768:
+        assert sigma[0] < 1.25
+        assert sigma[-1] > 0.75
+    assert abs(float(V.double().mean())) < 4 / math.sqrt(3 * rows * SIGNS)
+
+
+def test_sums_and_differences_of_two_rows_are_seen():
+    """Start vectors of signs would have no part at all in some of them."""
+    m = 768
+    seen = {}
+    for name, V in (("signs", signs), ("numbers", start_vectors)):
+        V = V(m, torch.device("cpu"))[0].double()
+        V = V / torch.linalg.vector_norm(V, dim=0)
+        K = V.abs().mT  # of e_i alone
+        parts = [K.amax(0).square().min()]
+        for sign in (1, -1):
+            pairs = (V[:, None, :] + sign * V[None, :, :]).abs().amax(-1).square() / 2
+            pairs.fill_diagonal_(1)
+            parts.append(pairs.min())
+        seen[name] = m * float(min(parts))  # κ·m
+    assert seen["signs"] == 0
+    assert seen["numbers"] > 0.05
+
+
+def test_the_first_vectors_are_about_one_long_and_without_a_pattern():
+    V = first_vectors(40, 4000, torch.device("cpu")).double()
+    assert V.shape == (1, SIGNS, 4000)
+    assert first_vectors(5, 4000, torch.device("cpu")).shape == (1, 5, 4000)
+    assert V.abs().max().item() <= math.sqrt(3 / 4000)
+    gram = V[0] @ V[0].mT
+    torch.testing.assert_close(gram, torch.eye(SIGNS, dtype=torch.float64), rtol=0, atol=0.1)
+    assert (gram.diagonal() - 1).abs().max() < 0.05
