@@ -57,7 +57,7 @@ def estimated_and_measured(request):
     measured = step_times(record, workload)
     maps |= optimizers.in_other_bits()
     if record in IN_FLOAT32:
-        maps[FULL] = lambda: ps.NewtonSchulz(5, "polar-express", dtype=torch.float32)
+        maps[FULL] = maps[optimizers.FULL_IN_FLOAT32]
     on, where = DEVICES[device], torch.device("cuda" if device == "H200" else "cpu")
 
     def estimate(polar):
