@@ -2,13 +2,15 @@
 
 A multiply and an add count as one FLOP each, so a product (m×k)(k×n) costs 2mkn; a square root or a
 division counts as one. The symmetry of XXᵀ is not used. Drawing random numbers, comparisons and
-moving memory are free. Everything here is integer arithmetic on shapes and needs no torch.
+moving memory are free. Everything here is integer arithmetic on shapes.
 
 Notation as in the paper: M is m×n, d₀ = min(m, n), d₁ = max(m, n), ℓ = s + p is the width of the
 sketch, h the number of power iterations and q the number of polynomial steps.
 """
 
 from __future__ import annotations
+
+from polarstep.products.start_vectors import norm_products
 
 __all__ = [
     "deflation_parts",
@@ -161,12 +163,15 @@ def deflation_parts(m: int, n: int, steps_flops: int | None = None) -> dict[str,
 
     ``steps_flops`` is the cost of the polynomial steps on the d₀×d₁ matrix X₀; ``None`` is a rest that
     is scaled only. The norm of the rest takes a product by M and one by Mᵀ, the norm of X₀ five
-    products by X₀X₀ᵀ, all with 16 columns. X₀ = M/δ + Q(Z − B/δ) has the product of the head's QZ.
+    or seven by X₀X₀ᵀ, all with 16 columns. X₀ = M/δ + Q(Z − B/δ) has the product of the head's QZ.
     """
     d0, d1 = min(m, n), max(m, n)
     if steps_flops is None:
         return {"norm of the rest": 2 * matmul(d0, d1, min(d0, 16))}
-    return {"norm of X₀": 5 * matmul(d0, d0, 16), "polynomial steps on X₀": steps_flops}
+    return {
+        "norm of X₀": norm_products(d0) * matmul(d0, d0, 16),
+        "polynomial steps on X₀": steps_flops,
+    }
 
 
 def _products(degree: int, products: int | None) -> int:

@@ -75,12 +75,14 @@ def test_a_symmetric_product_with_a_number_for_each_matrix(
     assert torch.allclose(got.double(), want, atol=4e-3, rtol=2e-3)
 
 
-@pytest.mark.parametrize("norm", [1e-3, 7.0, 900.0, 4e5, 3e7])
+@pytest.mark.parametrize(
+    ("m", "norm"),
+    [*((96, norm) for norm in (1e-3, 7.0, 900.0, 4e5, 3e7)), (1040, 1e-3), (1040, 3e6)],
+)
 def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
-    device: torch.device, norm: float
+    device: torch.device, m: int, norm: float
 ) -> None:
-    """Squares of G⁵v are up to 1e76 here. A scale of zero would be a step of zero."""
-    m = 96
+    """Squares of Gᵖv are up to 1e90 here. A scale of zero would be a step of zero."""
     U = torch.linalg.qr(randn(m, m, device=device).double())[0]
     values = torch.linspace(0.2, 1, m, device=device, dtype=torch.float64)
     values[-1] = norm

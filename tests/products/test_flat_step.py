@@ -20,7 +20,7 @@ from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.flat_product import FlatProduct
 from polarstep.products.head import Head
-from polarstep.products.start_vectors import SIGNS, signs, start_vectors
+from polarstep.products.start_vectors import SIGNS, norm_products, signs, start_vectors
 
 OPS = Products()
 
@@ -108,7 +108,7 @@ def test_the_norm_is_seen_from_below_and_not_from_far_below(kind, m, size, dtype
     assert scale.shape == (4, 1, 1)
     ratio = 1 / (scale.flatten().double() * values[0].sqrt())  # √λ/‖X‖_op
     assert (ratio <= 1 + 1e-5).all()
-    assert (ratio >= norm_floor(min(1, 6 / m))).all()
+    assert (ratio >= norm_floor(min(1, 6 / m), norm_products(m))).all()
     torch.testing.assert_close(OPS.scale_to_one(G, 1.25), scale / 1.25)
 
 
@@ -132,15 +132,17 @@ def at_its_worst(m, kappa):
     outside = torch.linalg.qr(torch.cat([V, w[:, None]], dim=1)).Q[:, -1]
     u = math.sqrt(kappa) * V[:, 0] + math.sqrt(1 - kappa) * outside
     y = torch.linspace(0, 1, 10_001, dtype=torch.float64)
-    y = float(y[((kappa + (1 - kappa) * y**10) / (kappa + (1 - kappa) * y**8)).argmin()])
+    p = norm_products(m)
+    below = (kappa + (1 - kappa) * y ** (2 * p)) / (kappa + (1 - kappa) * y ** (2 * p - 2))
+    y = float(y[below.argmin()])
     return y * torch.eye(m, dtype=torch.float64) + (1 - y) * torch.outer(u, u), y
 
 
-@pytest.mark.parametrize("m", [64, 256, 1024])
+@pytest.mark.parametrize("m", [64, 256, 1024, 1025])
 def test_the_floor_is_attained(m):
     G, _ = at_its_worst(m, 6 / m)
     found = 1 / float(OPS.scale_to_one(G[None], 1.0))
-    assert found == pytest.approx(norm_floor(6 / m), rel=1e-3)
+    assert found == pytest.approx(norm_floor(6 / m, norm_products(m)), rel=1e-3)
 
 
 SETS = {

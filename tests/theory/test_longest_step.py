@@ -12,7 +12,7 @@ from polarstep import rng
 from polarstep.polar.coefficients import resolve
 from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, norm_floor
 from polarstep.polar.rest_norm import FRESH, MARGIN, rest_norm
-from polarstep.products.start_vectors import first_vectors
+from polarstep.products.start_vectors import first_vectors, norm_products
 from polarstep.theory import bounds
 from polarstep.theory.bounds.longest_step import longest_deflated_step, subspace_norm_floor
 
@@ -131,15 +131,16 @@ def test_the_best_start_column_holds_what_is_said(m):
     g = rng.generator("start", m)
     best = torch.randn(100_000, 16, generator=g, dtype=torch.float64).square().amax(-1) / m
     for unseen in (0.01, 0.2):
-        reach = 1 / (MARGIN_OF_SCALE * norm_floor(float(best.quantile(unseen))))
+        reach = 1 / (MARGIN_OF_SCALE * norm_floor(float(best.quantile(unseen)), norm_products(m)))
         norm = 1 + bounds.lifted_nu(FLAT, reach)
         assert longest_deflated_step(m, m, FLAT, unseen=unseen) == pytest.approx(norm, rel=0.03)
 
 
 def test_the_bound_grows_with_the_sides_and_with_what_must_be_seen():
     for polynomials in ((), FLAT):
-        found = [longest_deflated_step(m, 2 * m, polynomials) for m in (256, 768, 4096)]
-        assert found == sorted(found)
+        for sides in ((256, 768, 1024), (1025, 2048, 4096)):  # the second with two products more
+            found = [longest_deflated_step(m, 2 * m, polynomials) for m in sides]
+            assert found == sorted(found)
         found = [longest_deflated_step(768, 768, polynomials, unseen=0.1**k) for k in range(1, 7)]
         assert found == sorted(found)
         of_tall = longest_deflated_step(512, 96, polynomials)

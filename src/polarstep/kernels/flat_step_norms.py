@@ -11,29 +11,34 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.few_columns import hashed, times_few
-from polarstep.products.start_vectors import SIGNS
+from polarstep.products.start_vectors import SIGNS, norm_products
 
 __all__ = ["lifted_norm", "scale_to_one"]
 
 
 @triton.jit
-def _start_kernel(out, OF_SIGNS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+def _start_kernel(
+    out, UNIT: tl.constexpr, OF_SIGNS: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr
+):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     if OF_SIGNS:
         value = (hashed(at) & 1).to(tl.float32) * 2 - 1
     else:
         value = (hashed(at) >> 8).to(tl.float32) * 2.0**-23 - 1
+    value *= UNIT
     tl.store(out + at, value.to(out.dtype.element_ty), mask=at < SIZE)
 
 
-def _start(like: Tensor, *, of_signs: bool) -> Tensor:
+def _start(like: Tensor, *, of_signs: bool, unit: float = 1.0) -> Tensor:
     """``signs`` or ``start_vectors`` of :mod:`polarstep.products.start_vectors` for (batch, m, m).
+
+    All entries are multiplied by ``unit``.
 
     For matrices of 16 or 8 bits they are in bfloat16, whose range holds all products with them.
     """
     dtype = torch.bfloat16 if like.dtype.itemsize <= 2 else torch.float32
     V = torch.empty(1, like.shape[-1], SIGNS, dtype=dtype, device=like.device)
-    _start_kernel[(triton.cdiv(V.numel(), 1024),)](V, of_signs, SIZE=V.numel(), BLOCK=1024)
+    _start_kernel[(triton.cdiv(V.numel(), 1024),)](V, unit, of_signs, SIZE=V.numel(), BLOCK=1024)
     return V
 
 
@@ -46,7 +51,7 @@ def _times(G: Tensor, V: Tensor) -> Tensor:
 def _with_squares(sums, most, x):
     """Sums over rows of (y/most)² with the rows of ``x`` added, and the new most, the largest |y|.
 
-    The squares of G⁵v itself leave float32 where ‖G‖_op is a few thousand.
+    The squares of Gᵖv itself leave float32 where ‖G‖_op is a few thousand.
     """
     larger = tl.maximum(most, tl.max(tl.max(tl.abs(x), axis=1), axis=0))
     unit = tl.where(larger > 0, larger, 1.0)
@@ -97,8 +102,10 @@ def scale_to_one(
     most ``otherwise``. ``full_at`` = 0 means that G has no such limit.
     """
     batch, M, _ = G.shape
-    U = _start(G, of_signs=False)
-    for _ in range(5):
+    p = norm_products(M)
+    # G⁷v leaves the range of float32 beyond ‖G‖_op = 3e5, and with this unit beyond 1e7, as G⁵v does.
+    U = _start(G, of_signs=False, unit=1.0 if p <= 5 else 2.0**-40)
+    for _ in range(p):
         V, U = U, _times(G, U)
     scale = torch.empty(batch, dtype=torch.float32, device=G.device)
     _scale_kernel[(batch,)](

@@ -27,7 +27,7 @@ from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
 from polarstep.products.cpu import FULL_TILES_FROM, has_tiles
 from polarstep.products.squarings import square_products
-from polarstep.products.start_vectors import SIGNS
+from polarstep.products.start_vectors import SIGNS, norm_products
 
 __all__ = ["DEVICES", "Device", "adamw_seconds", "figures_of", "seconds"]
 
@@ -308,10 +308,10 @@ def _scaled_by_kernels(polar: Deflated, m: int, n: int, on: Device) -> Cost:
 
 
 def _steps(polar: Deflated, rest: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
-    """The norm of XXᵀ from five products with 16 columns, and the steps; a single step in fewer bits."""
+    """The norm of XXᵀ from products with 16 columns, and the steps; a single step in fewer bits."""
     if polar.float8 and on.fewer_bits > 1 and rest.steps == 1 and m >= NARROW:
         on = replace(on, rate=on.fewer_bits * on.rate, itemsize=on.itemsize // 2)
         steps = _products(1, square_products(rest.polynomials[0]), m, n, on)
     else:
         steps = _iteration(rest.polynomials, m, n, on)
-    return 5 * on.product(2 * m * m * SIGNS, m * m) + steps
+    return norm_products(m) * on.product(2 * m * m * SIGNS, m * m) + steps

@@ -22,7 +22,7 @@ from polarstep.products.in_place import LARGE
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
-from polarstep.products.start_vectors import SIGNS, signs, start_vectors
+from polarstep.products.start_vectors import SIGNS, norm_products, signs, start_vectors
 from polarstep.products.tiles import polynomial_in_tiles
 from polarstep.torch_compile import constant
 
@@ -147,7 +147,7 @@ class Cpu(Products):
                 continue
             G = self.symmetric(X[None], X[None])
             squared = self.commuting(G, G)
-            s = _scale_to_one(G[0], (squared[0],) * 2, start, margin)
+            s = _scale_to_one(G[0], (squared[0],) * (norm_products(m) // 2), start, margin)
             P = self._scaled(G, squared, chain, s)
             _write_symmetric_times(out, P[0], X)
         return T, partial(_squared_norm, T)
@@ -247,7 +247,7 @@ def _write_in_tiles(
 ) -> None:
     """``out ← s·P(s²G)X`` for G = XXᵀ and X in bfloat16, in the memory layout of ``out``."""
     G = X @ X.mT
-    s = _scale_to_one(G, (G,) * 4, start, margin)
+    s = _scale_to_one(G, (G,) * (norm_products(len(G)) - 1), start, margin)
     T = torch.empty_like(X)
     _write_symmetric_times(T, polynomial_in_tiles(G, chain, s), X)
     out.copy_(T).mul_(s)
@@ -256,7 +256,8 @@ def _write_in_tiles(
 def _scale_to_one(G: Tensor, powers: tuple[Tensor, ...], V: Tensor, margin: float) -> float:
     """The s of :meth:`polarstep.products.Products.scale_to_one` for one G, from start vectors V.
 
-    ``powers`` are powers of G whose product is G⁴. Norms are added up in float32 at least.
+    ``powers`` are powers of G whose product is Gᵖ⁻¹, with the p of :func:`norm_products`. Norms are
+    added up in float32 at least.
     """
     dtype = torch.promote_types(G.dtype, torch.float32)
     tiny = torch.finfo(dtype).tiny

@@ -19,7 +19,7 @@ from polarstep.products.head import Head
 from polarstep.products.rest_norm import RestOperations
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial
-from polarstep.products.start_vectors import signs, start_vectors
+from polarstep.products.start_vectors import norm_products, signs, start_vectors
 
 __all__ = ["FlatOperations", "squared_norm"]
 
@@ -56,16 +56,16 @@ class FlatOperations(RestOperations, ABC):
     def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
         """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.
 
-        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = G⁴v₀ for the v₀ of :func:`start_vectors`: five
-        products with few columns. :mod:`polarstep.polar.flat_step_scale` says how far λ can be below
-        ‖G‖_op. s = 0 where G is zero or not finite. The result has shape (batch, 1, 1).
+        λ is the largest ‖Gv‖/‖v‖ over 16 vectors v = Gᵖ⁻¹v₀ for the v₀ of :func:`start_vectors`, with
+        the p of :func:`norm_products`. How far λ can be below ‖G‖_op is in
+        :mod:`polarstep.polar.flat_step_scale`. s = 0 where G is zero or not finite. The result has shape (batch, 1, 1).
         """
         V = start_vectors(G.shape[-1], G.device).to(torch.promote_types(G.dtype, torch.float32))
         G, tiny = G.to(V.dtype), torch.finfo(V.dtype).tiny
         size = torch.linalg.matrix_norm(G, keepdim=True)
-        G = G / size.clamp_min(tiny)  # squares of G⁴v₀ would leave the range of float32
+        G = G / size.clamp_min(tiny)  # squares of Gᵖv₀ would leave the range of float32
         V = V.expand(len(G), -1, -1)
-        for _ in range(4):
+        for _ in range(norm_products(G.shape[-1]) - 1):
             V = G @ V
             V = V / torch.linalg.matrix_norm(V, keepdim=True).clamp_min(tiny)
         lengths = torch.linalg.vector_norm(V, dim=-2).clamp_min(tiny)

@@ -1,4 +1,7 @@
-"""The vectors from which norms are estimated: sixteen, without a pattern, the same at every call."""
+"""The vectors from which norms are estimated: sixteen, without a pattern, the same at every call.
+
+And how many products with them an estimate takes.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-__all__ = ["SIGNS", "first_vectors", "signs", "start_vectors"]
+__all__ = ["SIGNS", "first_vectors", "norm_products", "signs", "start_vectors"]
 
 # The columns of signs() and start_vectors(), and of the vectors that estimate ‖R‖_op: the least that a
 # GPU multiplies at full rate.
@@ -33,6 +36,15 @@ def start_vectors(rows: int, device: torch.device) -> Tensor:
     """
     bits = _hashed(rows * SIGNS, device) >> 8
     return (bits.to(torch.float32) * 2.0**-23 - 1).view(1, rows, SIGNS)
+
+
+def norm_products(rows: int) -> int:
+    """How many products with G = XXᵀ of so many rows the estimate of ‖G‖_op takes: 5, or 7 for many.
+
+    A start vector holds about 1/rows of a leading direction that it knows nothing of, and every product
+    raises this part. :mod:`polarstep.polar.flat_step_scale` has the bound.
+    """
+    return 5 if rows <= 1024 else 7
 
 
 def signs(rows: int, device: torch.device) -> Tensor:

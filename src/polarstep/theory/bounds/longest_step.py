@@ -33,7 +33,7 @@ from torch import Tensor
 from polarstep.polar.coefficients import Polynomial
 from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, norm_floor, tolerant_scale
 from polarstep.polar.rest_norm import FRESH, MARGIN
-from polarstep.products.start_vectors import SIGNS
+from polarstep.products.start_vectors import SIGNS, norm_products
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.deflated import deflated_nu
 from polarstep.theory.bounds.lifted import lifted_nu
@@ -69,7 +69,7 @@ def longest_deflated_step(
     if polynomials:
         best = _quantile(1, unseen ** (1 / SIGNS))
         scale = tolerant_scale(tuple(polynomials)) / MARGIN_OF_SCALE
-        reach = scale / norm_floor(min(1.0, best / short))
+        reach = scale / norm_floor(min(1.0, best / short), norm_products(short))
         return 1 + lifted_nu(polynomials, reach)
     part = FRESH**2 / (1 + FRESH**2)
     y = part * _quantile(min(SIGNS, short), unseen) / long
