@@ -78,6 +78,14 @@ def momentum() -> dict[str, torch.Tensor]:
 
 
 @pytest.fixture
+def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU without matrix tiles: products in float32, for tests that compare digits or routes."""
+    for module in ("products.cpu", "polar.cost"):
+        monkeypatch.setattr(f"polarstep.{module}.has_tiles", lambda: False)
+    monkeypatch.setattr("polarstep.polar.auto._CHOICES", {})
+
+
+@pytest.fixture
 def untouched_rng():
     """Fail a test that reads or advances torch's global generator."""
     before = torch.get_rng_state()

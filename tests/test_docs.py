@@ -35,6 +35,7 @@ def test_the_readme_runs_in_a_script_that_has_a_model() -> None:
     assert isinstance(namespace["optimizer"], ps.Muon)
 
 
+@pytest.mark.usefixtures("no_tiles")
 def test_getting_started_runs_and_prints_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {}
     run_blocks("docs/start.md", namespace)
@@ -48,6 +49,7 @@ def test_getting_started_runs_and_prints_its_table(capsys: pytest.CaptureFixture
         assert " ".join(line.split()) in " ".join(printed.split()), line
 
 
+@pytest.mark.usefixtures("no_tiles")
 def test_the_examples_of_which_map_run() -> None:
     page = str(ROOT / "docs/which.md")
     failed, tried = doctest.testfile(page, module_relative=False, encoding="utf-8")

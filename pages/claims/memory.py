@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pages.claims.words import claim
-from polarstep.optim.stepping.large import LARGE, peak
+from polarstep.optim.stepping.large import peak
+from polarstep.products.in_place import LARGE
 
 
 @claim

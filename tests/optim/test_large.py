@@ -11,7 +11,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import polarstep as ps
 from polarstep.optim.stepping.collect import momentum_dtype
-from polarstep.optim.stepping.large import LARGE, peak
+from polarstep.optim.stepping.large import peak
+from polarstep.products.in_place import LARGE
 
 
 def stepped(shape: tuple[int, ...], **options: Any) -> tuple[Tensor, ps.Muon]:
@@ -24,6 +25,7 @@ def stepped(shape: tuple[int, ...], **options: Any) -> tuple[Tensor, ps.Muon]:
     return X.detach(), optimizer
 
 
+@pytest.mark.usefixtures("no_tiles")
 @pytest.mark.parametrize("shape", [(200, 260), (260, 200), (2, 60, 300), (8, 5, 3, 3)], ids=str)
 @pytest.mark.parametrize("options", [
     {},

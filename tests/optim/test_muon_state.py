@@ -300,6 +300,7 @@ def test_torchs_checkpoints_by_name_load_without_torchs_help_too():
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.usefixtures("no_tiles")
 def test_a_checkpoint_of_auto_with_another_rank_loads_by_name_without_its_basis(
     tmp_path, monkeypatch
 ):

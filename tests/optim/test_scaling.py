@@ -82,6 +82,7 @@ def test_updates_have_it_in_other_precisions(polar, dtype):
     assert updates(polar, [gradient]) == pytest.approx([0.2], rel=TOLERANCE)
 
 
+@pytest.mark.usefixtures("no_tiles")
 def test_auto_on_matrices_that_it_sketches():
     gradients = [gaussian(200, 260, seed=step).float() for step in range(2)]
     for budget in ("balanced", "cheap"):

@@ -23,7 +23,10 @@ FULL = ps.NewtonSchulz(5, "polar-express")
 BUDGETS = ("full", "balanced", "cheap")
 
 
-@pytest.fixture(params=["H200", "A100", "cpu", "other"])
+pytestmark = pytest.mark.usefixtures("no_tiles")
+
+
+@pytest.fixture(params=["H200", "A100", "cpu", "cpu with tiles", "other"])
 def figures(request, monkeypatch):
     """Choices as on a device that is not here."""
     monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES[request.param])
@@ -43,7 +46,7 @@ def documented(polar):
 
 
 def place(figures):
-    return CPU if figures is DEVICES["cpu"] else CUDA
+    return CPU if figures in (DEVICES["cpu"], DEVICES["cpu with tiles"]) else CUDA
 
 
 @pytest.mark.parametrize("m", [1, 48, 100, 512, 768, 1024, 4096])

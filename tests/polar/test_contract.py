@@ -211,6 +211,7 @@ LARGE_ONES = [
 ]
 
 
+@pytest.mark.usefixtures("no_tiles")
 @pytest.mark.parametrize(("shape", "schedule", "form", "delta"), LARGE_ONES, ids=str)
 def test_norm_of_ones_is_at_most_that_of_the_polynomial_up_to_rounding(
     shape, schedule, form, delta

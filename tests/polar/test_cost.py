@@ -16,7 +16,7 @@ from polarstep import flops
 from polarstep.polar import gram
 from polarstep.polar.cost import DEVICES, Device, adamw_seconds, figures_of, seconds
 
-ADAMW = "AdamW, fused"
+ADAMW, FULL = "AdamW, fused", "full space, PolarExpress 5"
 # The shapes, and how far the estimate may be off. On CIFAR-10's filters a GPU runs all buckets at once,
 # and the record shows its host.
 RECORDS = {
@@ -38,6 +38,8 @@ RECORDS = {
     ("cpu-tiles", "cpu with tiles", "nanoGPT"): 1.35,
     ("cpu-tiles", "cpu with tiles", "one of each"): 1.35,
 }
+# Records of a time when full space was in float32 also on CPUs with tiles.
+IN_FLOAT32 = ("cpu-tiles",)
 # Where ``auto`` took other maps than today.
 OTHER_AUTO = {(record, workload) for record, _, workload in RECORDS if record == "h200-between"}
 
@@ -53,6 +55,9 @@ def estimated_and_measured(request):
     maps = optimizers.maps(rank, oversample)
     maps |= optimizers.forced(min(min(m, n) for _, m, n in shapes))
     measured = step_times(record, workload)
+    maps |= optimizers.in_other_bits()
+    if record in IN_FLOAT32:
+        maps[FULL] = maps[optimizers.FULL_IN_FLOAT32]
     on, where = DEVICES[device], torch.device("cuda" if device == "H200" else "cpu")
 
     def estimate(polar):
@@ -75,8 +80,8 @@ def estimated_and_measured(request):
 def test_estimates_agree_with_measured_steps(estimated_and_measured):
     times, allowed = estimated_and_measured
     sketched = "LowRank, warm" if "LowRank, warm" in times else "Deflated, ℓ = a sixth"
-    assert {sketched, "full space, PolarExpress 5"} <= times.keys()
-    assert ADAMW in times or times["full space, PolarExpress 5"][1] < 0.7
+    assert {sketched, FULL} <= times.keys()
+    assert ADAMW in times or times[FULL][1] < 0.7
     off = {name: round(estimate / real, 2) for name, (estimate, real) in times.items()}
     assert all(1 / allowed <= ratio <= allowed for ratio in off.values()), off
 
@@ -106,11 +111,25 @@ def test_launches_are_shared_on_a_gpu_and_not_on_a_cpu():
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("ratio", [1, 4])
 def test_more_rows_take_longer_also_where_products_change_their_rate(device, ratio):
-    times = [
-        seconds(ps.NewtonSchulz(5, "polar-express"), m, ratio * m, DEVICES[device], 32)
-        for m in range(32, 1056, 16)
-    ]
-    assert times == sorted(times)
+    for rows in (range(32, 192, 16), range(192, 1056, 16)):  # from 192 on a CPU may use its tiles
+        times = [
+            seconds(ps.NewtonSchulz(5, "polar-express"), m, ratio * m, DEVICES[device], 32)
+            for m in rows
+        ]
+        assert times == sorted(times)
+
+
+def test_full_space_takes_less_in_fewer_bits_where_a_cpu_has_tiles():
+    tiles, plain = DEVICES["cpu with tiles"], DEVICES["cpu"]
+    free, kept = (ps.NewtonSchulz(5, "polar-express", dtype=d) for d in (None, torch.float32))
+    for m in (64, 176, 192, 512, 1024):
+        one, other, as_before = (
+            seconds(polar, m, 2 * m, on)
+            for polar, on in ((free, tiles), (kept, tiles), (kept, plain))
+        )
+        assert other == as_before
+        assert (one < 0.75 * other) == (m >= 192)
+        assert one == other or m >= 192
 
 
 def test_a_kept_basis_costs_less_and_a_power_iteration_more():

@@ -135,6 +135,7 @@ def test_product_flops_is_what_runs(delta, form, coefficient_set, steps):
         assert counter.total == solver.product_flops(*shape), shape
 
 
+@pytest.mark.usefixtures("no_tiles")
 @pytest.mark.parametrize("form", ["plain", "gram"])
 @pytest.mark.parametrize("delta", ["frobenius", "spectral"])
 def test_product_flops_is_what_runs_where_symmetry_is_used(form, delta):

@@ -63,6 +63,19 @@ def test_product_dtype_on_a_cpu():
         assert CPU.dtype(dtype) == products
 
 
+def test_full_space_is_in_bfloat16_where_a_cpu_has_tiles(monkeypatch):
+    monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: True)
+    for each in (torch.float32, torch.bfloat16, torch.float16):
+        assert CPU.full_dtype(192, 700, each) == torch.bfloat16
+        assert CPU.full_dtype(700, 192, each) == torch.bfloat16
+        assert CPU.full_dtype(191, 700, each) == torch.float32  # the casts cost as much
+    assert CPU.full_dtype(512, 700, torch.float64) == torch.float64
+    assert CPU.full_dtype(8192, 8191, torch.float32) == torch.bfloat16
+    assert CPU.full_dtype(8192, 8192, torch.float32) == torch.float32  # T takes the place of M
+    monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: False)
+    assert CPU.full_dtype(512, 700, torch.float32) == torch.float32
+
+
 def test_directions_are_found_in_bfloat16_where_a_cpu_has_tiles(monkeypatch):
     monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: True)
     assert CPU.sketch_dtype(512, 2048, torch.float32) == torch.bfloat16

@@ -1,6 +1,8 @@
-"""A step on the rest in bfloat16, as on CPUs with matrix tiles. Every CPU can multiply in bfloat16."""
+"""Full space and a step on the rest in bfloat16, as on CPUs with tiles; every CPU can multiply so."""
 
 from __future__ import annotations
+
+from copy import deepcopy
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ HEAD = ps.LowRank(
     12, 4, power=0, inner=ps.NewtonSchulz(4, "polar-express-sketch"), always_sketch=True
 )
 STEP = ps.NewtonSchulz(1, "flat")
+FULL = {"polar-express": 5, "quintic": 7}
 ROUNDED, EXACT = ps.Deflated(HEAD, STEP), ps.Deflated(HEAD, STEP, float8=False)
 SHAPES = [(64, 64), (64, 160), (160, 64)]
 # The largest value of "flat" between 0.1 and 1.17 is 1.14.
@@ -29,12 +32,8 @@ HIGHEST = 1.14
 def tiles(monkeypatch):
     """A CPU that has tiles, and gains from them at any size."""
     monkeypatch.setattr("polarstep.products.cpu.TILES_FROM", 1)
+    monkeypatch.setattr("polarstep.products.cpu.FULL_TILES_FROM", 1)
     monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: True)
-
-
-@pytest.fixture
-def no_tiles(monkeypatch):
-    monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: False)
 
 
 def key():
@@ -236,3 +235,120 @@ def test_an_optimizer_takes_the_step(shape, tiles):
     assert "in bfloat16" in str(ps.Muon([p], polar=ROUNDED).routes)
     assert 0 < operator_norm(ends[0] - ends[1]) < 0.05
     assert operator_norm(ends[0]) > 0.9
+
+
+# Full space.
+
+
+def both(name):
+    """A full-space map that may round, and one that may not."""
+    steps = FULL[name]
+    return ps.NewtonSchulz(steps, name), ps.NewtonSchulz(steps, name, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_rounding_in_full_space_loses_little_alignment(name, shape, spectrum, tiles):
+    M = batch(spectrum, 2, *shape).float()
+    rounded, exact = (polar(M).double() for polar in both(name))
+    assert M.count_nonzero() == 0 or not torch.equal(rounded, exact)
+    highest = float(both(name)[0].largest_value(torch.ones(1)))
+    assert (operator_norm(rounded) <= highest + 2.0**-7).all()
+    nuclear = torch.linalg.matrix_norm(M.double(), "nuc")
+    lost = ((exact - rounded) * M.double()).sum((-2, -1))
+    # Where all values are equal, rounding moves all of them along one wave of the polynomial.
+    assert (lost <= (0.04 if spectrum == "flat" else 0.01) * nuclear).all()
+
+
+@pytest.mark.parametrize("name", FULL)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_certificates_of_full_space_know_its_precision(name, shape, spectrum, tiles):
+    M = batch(spectrum, 2, *shape).float()
+    rounded, exact = both(name)
+    T, bound = certified(rounded, M)
+    assert torch.equal(T, rounded(M))
+    found = ps.certify(M, T)
+    assert (bound.gamma >= found.gamma).all()
+    assert (bound.nu >= found.nu).all()
+    room = bound.nu - certified(exact, M)[1].nu
+    assert M.count_nonzero() == 0 or ((room > 0.01) & (room < 0.02)).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_full_space_ignores_scale_and_keeps_nan_in_its_matrix(shape, tiles):
+    polar, _ = both("polar-express")
+    M = gaussian(4, *shape).float()
+    T = polar(M)
+    for scale in (2.0**-99, 2.0**-40, 0.5, 2.0**40, 2.0**99):
+        assert torch.equal(polar(scale * M), T), scale
+    M[0] = 0
+    M[2, 3, 4] = torch.nan
+    found = polar(M)
+    assert torch.equal(found[0], torch.zeros_like(found[0]))
+    assert found[2].isnan().any()
+    assert torch.equal(found[[1, 3]], T[[1, 3]])
+    torch.testing.assert_close(polar(M.mT)[[1, 3]].mT, T[[1, 3]], atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("polar", "dtype"),
+    [
+        (both("polar-express")[1], torch.float32),
+        (both("polar-express")[0], torch.float64),
+        (ps.NewtonSchulz(5, form="gram"), torch.float32),
+        (ps.NewtonSchulz(7, "polar-express-cifar10"), torch.float32),
+        (ps.LowRank(20, 4, inner=both("quintic")[0], always_sketch=True), torch.float32),
+        (ps.Deflated(HEAD, STEP, float8=False), torch.float32),
+    ],
+    ids=["dtype=float32", "float64", "Gram form", "no margin", "inner map", "deflated"],
+)
+def test_what_full_space_does_not_round(polar, dtype, monkeypatch):
+    M = gaussian(2, 64, 96).to(dtype)
+    monkeypatch.setattr("polarstep.products.cpu.FULL_TILES_FROM", 1)
+    found = []
+    for has in (False, True):
+        monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda has=has: has)
+        found.append(polar(M, generator=key()))
+        assert dtype == torch.float64 or "in bfloat16" not in polar.describe(64, 96)
+    assert torch.equal(*found)
+
+
+def test_routes_say_where_full_space_is_in_bfloat16(monkeypatch):
+    monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: True)
+    polar = ps.NewtonSchulz(5, "polar-express")
+    for rows, named in ((191, False), (192, True)):
+        assert ("polar-express) in bfloat16" in polar.describe(rows, 900)) == named
+        assert ("polar-express) in bfloat16" in polar.describe(900, rows)) == named
+    p = torch.nn.Parameter(torch.zeros(192, 200))
+    assert "in bfloat16" in str(ps.Muon([p]).routes)
+    wide = ps.LowRank(200, inner=polar)
+    assert wide.describe(200, 400).startswith(
+        "NewtonSchulz(5 × polar-express) in bfloat16, full space"
+    )
+    assert "in bfloat16" not in wide.describe(400, 400)  # sketched: the inner map is in float32
+
+
+def test_a_run_with_tiles_resumes_bit_for_bit_and_goes_on_without(tiles, monkeypatch):
+    def stepped(optimizer, p, seed):
+        p.grad = gaussian(48, 64, seed=seed).float()
+        optimizer.step()
+
+    p = torch.nn.Parameter(torch.zeros(48, 64))
+    optimizer = ps.Muon([p], lr=0.1)
+    stepped(optimizer, p, 0)
+    saved = deepcopy(optimizer.state_dict())
+    ends = []
+    for has in (True, True, False):
+        monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda has=has: has)
+        q = torch.nn.Parameter(p.detach().clone())
+        resumed = ps.Muon([q], lr=0.1)
+        resumed.load_state_dict(deepcopy(saved))
+        stepped(resumed, q, 1)
+        ends.append(q.detach())
+    monkeypatch.setattr("polarstep.products.cpu.has_tiles", lambda: True)
+    stepped(optimizer, p, 1)
+    assert torch.equal(p, ends[0])
+    assert torch.equal(ends[0], ends[1])
+    assert 0 < operator_norm(ends[2] - ends[0]) < 0.1 * 0.2

@@ -131,7 +131,8 @@ def _bounds(
         norm = _norm(M)
         B = None if B is None else B * s
         inner = inner if inner is None or inner.ignores_scale else None
-    d0, precision = min(M.shape[-2:]), torch.finfo(products.of(M.device).dtype(M.dtype)).eps
+    d0, in_full_space = min(M.shape[-2:]), factors is None and captured is None
+    precision = _precision(M, polar if in_full_space else None)
     basis = None if factors is None else _basis(factors, precision)
     if factors is None or B is None:
         alignment = _inner_product(M, T)
@@ -154,6 +155,16 @@ def _bounds(
     gamma, nu = (torch.where(norm == 0, 0.0, X) for X in (bound, largest - 1))
     gamma, nu = (torch.where(norm.isfinite(), X, torch.nan) for X in (gamma, nu))
     return gamma, nu
+
+
+def _precision(M: Tensor, polar: PolarMap | None) -> float:
+    """ε of the products with M, and of those of a ``polar`` that works on the whole of M."""
+    (m, n), device = M.shape[-2:], M.device
+    usual = torch.finfo(products.of(device).dtype(M.dtype)).eps
+    if polar is None:
+        return usual
+    its = polar.on(m, n, device).product_dtype(m, n, M.dtype, device)
+    return max(usual, torch.finfo(its).eps)
 
 
 def _wide_enough(X: Tensor) -> Tensor:

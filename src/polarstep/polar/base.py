@@ -308,6 +308,15 @@ class PolarMap(ABC):
         """The map whose polynomial decides how far singular values are lifted."""
         return self
 
+    def product_dtype(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.dtype:
+        """The precision of the products that make T of m×n matrices in ``dtype``.
+
+        A certificate allows for their rounding. Call it on the map that :meth:`on` returns.
+        """
+        return products.of(device).dtype(dtype)
+
     def largest_value(self, norm: Tensor) -> Tensor | None:
         """A bound on ‖T‖_op in exact arithmetic, for ‖M‖_F = ``norm``; ``None`` if unknown."""
         return None
@@ -319,6 +328,10 @@ class PolarMap(ABC):
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """How an m×n matrix on ``device`` will be treated, in a few words, for the routing table."""
         return repr(self)
+
+    def describe_as_inner(self, m: int, n: int, device: torch.device | None = None) -> str:
+        """:meth:`describe` for a part of another map, which may run in another precision."""
+        return self.describe(m, n, device)
 
 
 def wide(M: Tensor) -> Tensor:

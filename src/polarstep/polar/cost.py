@@ -25,7 +25,7 @@ from polarstep.polar.finders import Finder, Fresh, Kept, Warm
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
-from polarstep.products.cpu import has_tiles
+from polarstep.products.cpu import FULL_TILES_FROM, has_tiles
 from polarstep.products.squarings import square_products
 from polarstep.products.start_vectors import SIGNS, norm_products
 
@@ -74,6 +74,11 @@ class Device:
     fewer_bits: float = 1.0
     """The rate of products of half as many bits over that of others, which a single step on the rest may
     have (``float8=``): 8 over 16 bits on a GPU, 16 over 32 on a CPU. One if the device has none."""
+    full_rate: float = 0.0
+    """FLOP/s of large products in full space, where these have fewer bits than others, as on CPUs with
+    tiles; 0 if they have as many. Symmetric products are computed whole then."""
+    full_narrow: float = 0.0
+    """The same for matrices of 192 to 511 rows."""
     launches_shared: bool = True
     """Whether an operation on a bucket is one launch, whatever the number of matrices."""
 
@@ -136,7 +141,7 @@ DEVICES: dict[str, Device] = {
     "cpu": CPU,
     # results/step-cost/cpu-tiles.json. Tiles multiply three to eight times as fast, but compute
     # symmetric products whole, and matrices are rounded before and after.
-    "cpu with tiles": replace(CPU, fewer_bits=2.0),
+    "cpu with tiles": replace(CPU, fewer_bits=2.25, full_rate=0.9e12, full_narrow=0.6e12),
     # Devices of another kind: torch's own operations, in float32, launched one by one.
     "other": Device(10e12, 4e12, 0.3e12, 0.3e12, launch=1e-5, itemsize=4, halved=1.0),
 }
@@ -179,7 +184,7 @@ def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
     update = on.moved((8 + on.itemsize) * m * n)
     if isinstance(polar, NewtonSchulz):
         normalized = 2 * on.moved(1.5 * on.itemsize * m * n)
-        return normalized + _iteration(polar.polynomials, m, n, on) + update
+        return normalized + _in_full_space(polar, m, n, on) + update
     if isinstance(polar, LowRank):
         return _sketched(polar, m, n, on) + _lift(polar, m, n, on, also_read=0)
     if isinstance(polar, Deflated):
@@ -192,6 +197,17 @@ def _map(polar: PolarMap, m: int, n: int, on: Device) -> Cost:
         f"the cost of a {type(polar).__name__} map is not known: expected NewtonSchulz, LowRank or "
         "Deflated"
     )
+
+
+def _in_full_space(polar: NewtonSchulz, m: int, n: int, on: Device) -> Cost:
+    """The steps of a full-space map, which have fewer bits than other products where that is faster."""
+    rounds = polar.rounds_input or polar.dtype == torch.bfloat16
+    if on.full_rate and m >= FULL_TILES_FROM and rounds:
+        small = on.itemsize // 2
+        on = replace(on, rate=on.full_rate, narrow=on.full_narrow, itemsize=small, halved=1.0)
+        powers = sum(map(square_products, polar.polynomials))
+        return _products(polar.steps, powers, m, n, on)
+    return _iteration(polar.polynomials, m, n, on)
 
 
 def _iteration(polynomials: tuple[Polynomial, ...], m: int, n: int, on: Device) -> Cost:

@@ -278,7 +278,8 @@ class Deflated(Containing):
         tiles = self._may_round(self.rest.polynomials[1:]) and (
             products.of(where).step_dtype(d0, d1, torch.float32) == torch.bfloat16
         )
-        return f"Deflated: {head}; {self.rest.describe(m, n, device)}{' in bfloat16' * tiles}"
+        rest = self.rest.describe_as_inner(m, n, device)
+        return f"Deflated: {head}; {rest}{' in bfloat16' * tiles}"
 
 
 def _refuse_without_effect(steps: NewtonSchulz) -> None:

@@ -241,7 +241,7 @@ class LowRank(Containing):
         where = device or torch.device("cpu")
         d0, d1 = min(m, n), max(m, n)
         found = self.finder.describe(d0, d1, self.inner, self.width, where)
-        inner = self.inner.describe(self.width, d1, device)
+        inner = self.inner.describe_as_inner(self.width, d1, device)
         return f"LowRank({self.rank}+{self.oversample}, {found}) of {inner}"
 
 

@@ -52,9 +52,10 @@ class NewtonSchulz(PolarMap):
             A number: this δ for every matrix; it must be at least ‖M‖_op for the bounds to hold,
             and the map is then not scale invariant.
         dtype: precision of the products. ``None`` is the fastest that the device has hardware for
-            (:meth:`polarstep.products.Products.dtype`), or float32 where the fastest has 16 bits
-            and the coefficients, for want of a safety factor, would blow up in 16 bits. A warning is
-            given if such coefficients meet an explicit 16-bit ``dtype``.
+            (:meth:`polarstep.products.Products.full_dtype`): bfloat16 on most GPUs, and on CPUs with
+            matrix tiles (AMX) from 192 rows on, else float32. It is float32 where the coefficients,
+            for want of a safety factor, would blow up in 16 bits, and on CPUs also for an inner map.
+            A warning is given if such coefficients meet an explicit 16-bit ``dtype``.
         form: ``"plain"`` iterates on M, ``"gram"`` on its small Gram matrix
             (:mod:`polarstep.polar.gram`); ``"auto"`` takes the cheaper of the two for the shape.
     """
@@ -145,7 +146,9 @@ class NewtonSchulz(PolarMap):
             m, n, dtype, ops, by_gram=False
         )
 
-    def _route(self, given: torch.dtype, m: int, n: int, ops: Products) -> tuple[torch.dtype, bool]:
+    def _route(
+        self, given: torch.dtype, m: int, n: int, ops: Products, *, inner: bool = False
+    ) -> tuple[torch.dtype, bool]:
         """The precision of the products for an m×n matrix, and whether the Gram form is used.
 
         Where the Gram form is cheaper on a GPU, it runs in float16, which is as fast as bfloat16.
@@ -153,6 +156,8 @@ class NewtonSchulz(PolarMap):
         dtype = ops.dtype(given) if self.dtype is None else self.dtype
         if self.dtype is None and not self.rounds_input:
             dtype = torch.promote_types(dtype, torch.float32)
+        elif self.dtype is None and not inner and self.form != "gram":
+            dtype = ops.full_dtype(m, n, given)
         if self.dtype is None and dtype == torch.bfloat16 and ops.gram_in_halves:
             small = self.form == "auto" and min(m, n) < ops.symmetric_from  # no halved products
             if not small and isinstance(self.delta, str) and gram.fits_float16(self.polynomials):
@@ -164,7 +169,10 @@ class NewtonSchulz(PolarMap):
         if self.is_usual and suits(X, self.polynomials):
             return small_polar(X, self.polynomials)
         ops = products.of(X.device)
-        dtype, by_gram = self._route(X.dtype, X.shape[-2], X.shape[-1], ops)
+        return self._applied(X, ops, *self._route(X.dtype, X.shape[-2], X.shape[-1], ops))
+
+    def _applied(self, X: Tensor, ops: Products, dtype: torch.dtype, by_gram: bool) -> Tensor:
+        """T of wide matrices ``X`` by products in ``dtype``, in the form that ``by_gram`` says."""
         if by_gram and self._is_normalized_on_the_way(X.dtype, dtype, ops):
             return gram.apply_to_normalized(X, self.polynomials)
         X = self._divided_by_delta(X, dtype, ops)
@@ -188,9 +196,9 @@ class NewtonSchulz(PolarMap):
         iterate_in_place(X, self.polynomials)
 
     def lift(self, B: Tensor) -> Lift:
-        """W and X with T(B) = WX by the Gram form, where X may be B itself."""
+        """W and X with T(B) = WX by the Gram form, where X may be B itself; not in tiles of a CPU."""
         ops = products.of(B.device)
-        dtype, by_gram = self._route(B.dtype, B.shape[-2], B.shape[-1], ops)
+        dtype, by_gram = self._route(B.dtype, B.shape[-2], B.shape[-1], ops, inner=True)
         if (
             by_gram
             and not ops.gram_in_halves
@@ -200,7 +208,9 @@ class NewtonSchulz(PolarMap):
             if weighted is not None:
                 W, X, G = weighted
                 return Lift(X, W, G=G)
-        return super().lift(B)
+        if B.numel() == 0 or (self.is_usual and suits(B, self.polynomials)):
+            return super().lift(B)
+        return Lift(self._applied(B, ops, dtype, by_gram))
 
     def _is_normalized_on_the_way(
         self, given: torch.dtype, dtype: torch.dtype, ops: Products
@@ -223,6 +233,12 @@ class NewtonSchulz(PolarMap):
         G = ops.gram(X)
         norm = schatten_norm(G, SQUARINGS[self.delta]) * (1 + 4 * torch.finfo(dtype).eps)
         return (X.to(G.dtype) / norm).to(dtype)
+
+    def product_dtype(
+        self, m: int, n: int, dtype: torch.dtype, device: torch.device
+    ) -> torch.dtype:
+        """The precision of the products in full space."""
+        return self._route(dtype, m, n, products.of(device))[0]
 
     def largest_value(self, norm: Tensor) -> Tensor | None:
         """max p_q over [0, 1], where the singular values of M/δ lie."""
@@ -247,7 +263,7 @@ class NewtonSchulz(PolarMap):
         )
 
     def product_flops(self, m: int, n: int) -> int:
-        """FLOPs of the matrix products that a call really runs on a CPU, two per multiply-add."""
+        """FLOPs of the matrix products that a call in float32 runs on a CPU, two per multiply-add."""
         ops = products.of(torch.device("cpu"))
         by_gram = self.uses_gram(m, n)
         return self._products(m, n, torch.float32, ops, by_gram=by_gram)
@@ -266,14 +282,22 @@ class NewtonSchulz(PolarMap):
         return extra + small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
-        """Steps, coefficients and form, for the routing table."""
+        """Steps, coefficients, form, and bfloat16 on a CPU, for the routing table."""
+        return self._described(m, n, device, inner=False)
+
+    def describe_as_inner(self, m: int, n: int, device: torch.device | None = None) -> str:
+        """:meth:`describe` for an inner map, which stays in float32 on a CPU."""
+        return self._described(m, n, device, inner=True)
+
+    def _described(self, m: int, n: int, device: torch.device | None, *, inner: bool) -> str:
         name = self.coefficients if isinstance(self.coefficients, str) else "custom"
         ops = products.of(device or torch.device("cpu"))
-        dtype, by_gram = self._route(torch.float32, m, n, ops)
+        dtype, by_gram = self._route(torch.float32, m, n, ops, inner=inner)
         form = ", Gram form" if by_gram else ""
         form += " in float16" if by_gram and dtype == torch.float16 else ""
         form += "" if self.rounds_input or self.dtype is not None else ", not below float32"
-        return f"NewtonSchulz({self.steps} × {name}{form})"
+        tiles = dtype == torch.bfloat16 != ops.dtype(torch.float32) and self.dtype is None
+        return f"NewtonSchulz({self.steps} × {name}{form}){' in bfloat16' * tiles}"
 
 
 def schatten_norm(G: Tensor, squarings: int) -> Tensor:

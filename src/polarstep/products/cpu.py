@@ -1,8 +1,8 @@
 """A CPU: float32, half of a symmetric product, and values that can be read without waiting.
 
 Most CPUs emulate bfloat16 products, hundreds of times slower than float32. On CPUs with matrix tiles for
-bfloat16 two things use them: sketches, and a single step on the rest of a deflated map
-(:mod:`polarstep.products.tiles`). All else keeps the digits of float32.
+bfloat16 three things use them: maps in full space, sketches, and a single step on the rest of a deflated
+map (:mod:`polarstep.products.tiles`). All else keeps the digits of float32.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from polarstep.products.base import Products
 from polarstep.products.head import Head
+from polarstep.products.in_place import LARGE
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
@@ -29,8 +30,13 @@ __all__ = ["Cpu", "has_tiles"]
 
 # With narrower strips the matrix routine loses more speed than the saved half is worth.
 STRIP = 192
-# For smaller matrices bfloat16 tiles gain nothing, as casting to bfloat16 takes time too.
+# For a sketch and a single step on the rest of smaller matrices bfloat16 tiles gain nothing, as casting
+# to bfloat16 takes time too.
 TILES_FROM = 512
+# Five steps in full space have more products for each cast. In bfloat16 matrices of up to four times as
+# many columns are faster from 96 rows on. Longer ones have the Gram form in float32, and those of 64
+# times as many columns are as fast in bfloat16 from 192 rows on.
+FULL_TILES_FROM = 192
 # On ARM, oneDNN prepares a transposed right factor for longer than a small product takes: ABᵀ of two
 # 40×40 matrices takes 190 µs, and 54 µs with a copy of Bᵀ, with the same result bit for bit. Beyond this
 # many entries the copy takes longer.
@@ -43,17 +49,26 @@ class Cpu(Products):
     looks_for_free = True
     orthonormalization = "cholesky"
 
+    def full_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
+        """bfloat16 for float32 where a CPU has matrix tiles (AMX), as a GPU has in full space.
+
+        Matrices so large that T takes the place of M stay in float32.
+        """
+        dtype = self.dtype(dtype)
+        suits = _suits_tiles(min(m, n), dtype, FULL_TILES_FROM)
+        return torch.bfloat16 if suits and m * n * dtype.itemsize < LARGE else dtype
+
     def sketch_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
         """bfloat16 for float32 where a CPU has matrix tiles (AMX), which are several times as fast.
 
         Rounding Y leaves its basis as good, as long as the basis is then made orthonormal in
         float32.
         """
-        return torch.bfloat16 if _suits_tiles(min(m, n), dtype) else dtype
+        return torch.bfloat16 if _suits_tiles(min(m, n), dtype, TILES_FROM) else dtype
 
     def step_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
         """bfloat16 for float32 where a CPU has matrix tiles (:mod:`polarstep.products.tiles`)."""
-        return torch.bfloat16 if _suits_tiles(min(m, n), dtype) else dtype
+        return torch.bfloat16 if _suits_tiles(min(m, n), dtype, TILES_FROM) else dtype
 
     def times(self, factor: Tensor, S: Tensor, width: int | None = None) -> Tensor:
         """``factor·S``; in bfloat16 not by transposed factors, which torch would copy first."""
@@ -259,9 +274,9 @@ def _strips(m: int) -> Iterator[tuple[int, int]]:
     return pairwise(m * i // count for i in range(count + 1))
 
 
-def _suits_tiles(m: int, dtype: torch.dtype) -> bool:
-    """Whether products of matrices with m rows in ``dtype`` are worth rounding to bfloat16."""
-    return dtype == torch.float32 and m >= TILES_FROM and has_tiles()
+def _suits_tiles(m: int, dtype: torch.dtype, fewest: int) -> bool:
+    """Whether m rows in ``dtype`` are worth rounding to bfloat16, which pays from ``fewest`` rows on."""
+    return dtype == torch.float32 and m >= fewest and has_tiles()
 
 
 @constant

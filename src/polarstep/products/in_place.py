@@ -20,7 +20,10 @@ from torch import Tensor
 
 from polarstep.products.squarings import Polynomial
 
-__all__ = ["STRIP", "iterate_in_place"]
+__all__ = ["LARGE", "STRIP", "iterate_in_place"]
+
+# A step on a matrix of this many bytes or more is in place.
+LARGE = 256 * 2**20
 
 # Columns of a strip of G, and columns of X that are worked on at a time. With 192 and 64 a step takes
 # 15% less time, and twice the memory beside M and half of G.

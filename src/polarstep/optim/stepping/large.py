@@ -2,8 +2,8 @@
 
 A step in full space usually holds M, two of its iterates and two matrices of the small side at a time,
 up to eight times the parameter. In place it holds M, half of its Gram matrix and a few rows or columns
-(:mod:`polarstep.products.in_place`). :func:`peak` has the formula: 1.26 times the memory of the
-parameter for 8192×16384, 1.506 times for 16384×16384.
+(:mod:`polarstep.products.in_place`), and multiplies in float32 on every CPU. :func:`peak` has the
+formula: 1.26 times the memory of the parameter for 8192×16384, 1.506 times for 16384×16384.
 """
 
 from __future__ import annotations
@@ -12,12 +12,9 @@ from polarstep import products
 from polarstep.optim.stepping.collect import Member, Signature
 from polarstep.optim.stepping.step import Matrices, PolarHook
 from polarstep.polar import Polar
-from polarstep.products.in_place import STRIP
+from polarstep.products.in_place import LARGE, STRIP
 
 __all__ = ["is_large", "launch_in_place", "peak"]
-
-# A matrix of this many bytes or more is updated in place.
-LARGE = 256 * 2**20
 
 
 def is_large(signature: Signature, sharded: bool) -> bool:
