@@ -10,7 +10,7 @@ from tests.optim.sample_models import Bag
 from tests.spectra import gaussian
 from torch import Tensor, nn
 
-from polarstep import Exact, Muon, muon_for
+from polarstep import Exact, Muon, NormalizedRows, muon_for
 
 RANK, OUTPUTS, INPUTS = 4, 96, 48
 
@@ -129,6 +129,38 @@ def test_other_libraries_names(layer):
     routes = muon_for(in_a_model(layer)).routes
     assert {row.role for row in routes if row.algorithm == "Muon"} == {"adapter"}
     assert all(row.factors == (math.sqrt(12 / 8) / 8,) for row in routes if row.factors)
+
+
+@pytest.mark.parametrize("shape", [(96, 48), (48, 96), (64, 64)], ids=str)
+@pytest.mark.parametrize("scale", ["spectral", "rms"])
+def test_factors_stored_the_other_way_round_take_the_same_steps(shape, scale):
+    """Many layers compute x @ A @ B; B and A of x·(BA)ᵀ are the transposes of their factors."""
+    m, n = shape
+    A, B = gaussian(RANK, n, seed=1), gaussian(m, RANK, seed=2)
+    layers = [
+        Bag(lora_A=A.clone(), lora_B=B.clone()),
+        Bag(lora_A=A.mT.clone(), lora_B=B.mT.clone()),
+    ]
+    for layer in layers:
+        layer.alpha = 2 * RANK  # s = 2
+    plain, stored = layers
+    for layer in layers:
+        optimizer = muon_for(
+            in_a_model(layer),
+            1e-3,
+            polar=Exact(),
+            lr_scale=scale,
+            transform=NormalizedRows(),
+        )
+        for k in range(3):
+            gradients = gaussian(RANK, n, seed=10 + k), gaussian(m, RANK, seed=20 + k)
+            for p, G in zip((layer.lora_A, layer.lora_B), gradients, strict=True):
+                p.grad = G if layer is plain else G.mT.contiguous()
+            optimizer.step()
+        row = optimizer.routes["blocks.0.layer0.lora_A"]
+        assert row.why == f"adapter: LoRA A of layer0 {m}×{n}, s = 2"
+    torch.testing.assert_close(stored.lora_A, plain.lora_A.mT)
+    torch.testing.assert_close(stored.lora_B, plain.lora_B.mT)
 
 
 def test_factors_that_do_not_fit_are_matrices_like_others():

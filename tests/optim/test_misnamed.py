@@ -7,7 +7,7 @@ import torch
 from tests.optim.sample_models import mlp
 from torch.nn import Parameter
 
-from polarstep import Muon, muon_for
+from polarstep import SGD, AdamW, Muon, muon_for
 from polarstep.distributed.step import Distribution
 
 
@@ -50,6 +50,25 @@ def test_the_options_of_adamw_are_sent_to_its_rule():
         TypeError, match=r'a group \{"params": …, "algorithm": "adamw", "eps": 1e-10\}'
     ):
         Muon([Parameter(torch.eye(3))], eps=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("rule", "option", "remedy"),
+    [
+        (AdamW, {"fused": True}, r"fused=True is no argument of AdamW: leave it out"),
+        (AdamW, {"foreach": False}, r"foreach=False is no argument of AdamW: leave it out"),
+        (AdamW, {"amsgrad": True}, r"AdamW here is without it"),
+        (AdamW, {"wd": 0.1}, r"did you mean weight_decay\?"),
+        (AdamW, {"epsilon": 1e-10}, r"did you mean eps\?"),
+        (AdamW, {"beta2": 0.99}, r"did you mean betas\?"),
+        (SGD, {"dampening": 0.1}, r"SGD here is without it"),
+        (SGD, {"zebra": 1}, r"expected some of lr, momentum, nesterov, weight_decay"),
+    ],
+    ids=str,
+)
+def test_unknown_options_of_the_rules_for_other_parameters(rule, option, remedy):
+    with pytest.raises(TypeError, match=remedy):
+        rule(lr=0.1, **option)
 
 
 @pytest.mark.parametrize(

@@ -180,10 +180,41 @@ def test_one_rate_written_to_all_groups():
     assert warning.filename == __file__
 
 
-def test_one_number_for_the_peak_of_a_cycle():
+@pytest.mark.parametrize("rates", [[3e-4] * 5, [0.0, 1e-4, 2e-4, 3e-4, 2e-4]])
+def test_the_rate_of_adamw_written_to_all_groups(rates):
+    """A script's loop for AdamW gives Muon a rate with which it hardly moves."""
     model = mlp(8, 8, 8, 2)
     optimizer = muon_for(model, lr=0.02)
-    cycle = OneCycleLR(optimizer, 0.02, total_steps=10)
+    (warning,) = told(model, optimizer, 5, lambda k: write_one_rate(optimizer, rates[k]))
+    assert "'hidden' (Muon) and 'head' (AdamW) both have lr=" in str(warning.message)
+    assert "made with 0.02 and 0.0003" in str(warning.message)
+
+
+def test_a_warm_up_that_begins_at_one_rate_for_all_groups():
+    """timm's schedules set all groups to ``warmup_lr_init`` for the first epoch."""
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=0.02)
+    assert not told(model, optimizer, 3, lambda k: write_one_rate(optimizer, 1e-5))
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.01, 1.5e-4
+    assert not told(model, optimizer)
+    assert not told(model, optimizer, 3, lambda k: write_one_rate(optimizer, 1e-6 / (k + 1)))
+
+
+def test_a_run_that_is_resumed_at_the_end_of_a_schedule():
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=0.02)
+    assert not told(model, optimizer)
+    write_one_rate(optimizer, 1e-6)
+    resumed = muon_for(model, lr=0.02)
+    resumed.load_state_dict(optimizer.state_dict())
+    assert not told(model, resumed, 3, lambda k: write_one_rate(resumed, 1e-6 / (k + 1)))
+
+
+@pytest.mark.parametrize("peak", [0.02, 3e-4])
+def test_one_number_for_the_peak_of_a_cycle(peak):
+    model = mlp(8, 8, 8, 2)
+    optimizer = muon_for(model, lr=0.02)
+    cycle = OneCycleLR(optimizer, peak, total_steps=10)
     (warning,) = told(model, optimizer, 4, lambda k: cycle.step() if k else None)
     assert "OneCycleLR takes a list with a rate for each group" in str(warning.message)
 

@@ -27,6 +27,58 @@ def test_an_autoencoder_ends_in_a_head_although_its_width_is_read():
     assert with_role(muon_for(mlp(32, 4, 32)), "head") == {"2.weight"}
 
 
+def bare(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.ones(shape))
+
+
+def test_weights_and_biases_of_every_head_and_expert_as_bare_parameters():
+    """b1 of w1 may be stacked as w1 is; its length says which side of w1 has the outputs."""
+    attention = Bag(W_Q=bare(4, 16, 8), b_Q=bare(4, 8), W_O=bare(4, 8, 16), b_O=bare(16))
+    mlp_of = Bag(W_in=bare(16, 64), b_in=bare(64), W_out=bare(64, 16), b_out=bare(16))
+    experts = Bag(w1=bare(4, 64, 16), b1=bare(4, 64), w2=bare(4, 16, 64), b2=bare(4, 16))
+    model = Bag(emb=nn.Embedding(50, 16), attn=attention, mlp=mlp_of, experts=experts)
+    optimizer = muon_for(model)
+    biases = {f"attn.b_{x}" for x in "QO"} | {"mlp.b_in", "mlp.b_out", "experts.b1", "experts.b2"}
+    assert with_role(optimizer, "vector") == biases
+    read = {row.name: (row.matrix, row.factors) for row in optimizer.routes if row.role == "hidden"}
+    assert read["attn.W_Q"] == ("4·(8×16), stored transposed", (1.0,))
+    assert read["mlp.W_in"] == ("64×16, stored transposed", (2.0,))
+    assert read["mlp.W_out"] == ("16×64, stored transposed", (1.0,))
+    assert read["experts.w1"] == ("4·(64×16)", (2.0,))
+    assert read["experts.w2"] == ("4·(16×64)", (1.0,))
+    why = optimizer.routes["experts.b1"].why
+    assert why == "vector: bare parameter, the bias of w1 by its name and shape"
+
+
+def test_bare_matrices_called_b_beside_others_are_matrices():
+    model = Bag(w1=bare(4, 8, 16), b1=bare(4, 24), wb=bare(8, 16), b=bare(8, 16))
+    assert with_role(muon_for(model), "hidden") == {"w1", "b1", "wb", "b"}
+
+
+@pytest.mark.parametrize("name", ["lm_head", "out", "logits"])
+@pytest.mark.parametrize("shape", [(50, 16), (16, 50)], ids=str)
+def test_a_bare_head_is_as_long_as_an_embedding(name, shape):
+    model = Bag(emb=nn.Embedding(50, 16), trunk=nn.Linear(16, 16), **{name: bare(*shape)})
+    assert with_role(muon_for(model), "head") == {name}
+
+
+def test_an_unembedding_is_a_head_where_the_embedding_is_bare_too():
+    class Unembed(Bag):
+        pass
+
+    trunk = Bag(W_in=bare(16, 64), W_out=bare(64, 16))
+    model = Bag(trunk=trunk, last=Unembed(W_U=bare(16, 50), b_U=bare(50)))
+    assert with_role(muon_for(model), "head") == {"last.W_U"}
+
+
+def test_bare_matrices_that_only_look_like_heads_are_hidden():
+    in_blocks = nn.ModuleList(Bag(out=bare(16, 50), up=nn.Linear(16, 16)) for _ in range(2))
+    model = Bag(emb=nn.Embedding(50, 16), blocks=in_blocks, out=bare(16, 20))
+    assert with_role(muon_for(model), "head") == set()
+    reads = Bag(emb=nn.Embedding(50, 16), out=bare(16, 50), trunk=nn.Linear(50, 50))
+    assert "out" not in with_role(muon_for(reads), "head")
+
+
 def test_a_head_with_one_output_is_a_head_and_a_hidden_one_a_vector():
     optimizer = muon_for(Bag(gate=nn.Linear(8, 1), trunk=nn.Linear(8, 8), value=nn.Linear(8, 1)))
     assert roles(optimizer)["value.weight"] == "head"

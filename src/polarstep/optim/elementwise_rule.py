@@ -18,6 +18,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from polarstep.optim.misnamed import check_names
+
 __all__ = [
     "ELEMENTWISE",
     "RESERVED",
@@ -78,15 +80,18 @@ class Elementwise(ABC):
     """
 
     def __new__(cls, *given: Any, **options: Any) -> Self:
-        """Raise if parameters are given, as to an optimizer."""
+        """Raise if parameters are given, as to an optimizer, or options that the rule does not have."""
+        title = cls.__name__
         if any(map(_are_parameters, (*given, *options.values()))):
-            title = cls.__name__
             torchs = hasattr(torch.optim, title)
             raise TypeError(
                 f"{title} got parameters: expected hyperparameters alone, as {title}(lr=1e-3), since it "
                 f"is a set of options, for muon_for(model, others={title}(…)) or a group of Muon"
                 f"{f'; the optimizer is torch.optim.{title}' if torchs else ''}"
             )
+        known = inspect.signature(cls.__init__).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in known.values()):
+            check_names(title, options, [name for name in known if name != "self"])
         return super().__new__(cls)
 
     algorithm: ClassVar[str]

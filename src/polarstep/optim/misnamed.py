@@ -1,4 +1,4 @@
-"""Errors for keyword arguments that :class:`polarstep.Muon` and :func:`polarstep.muon_for` do not have.
+"""Errors for keyword arguments that ``Muon``, ``muon_for``, ``AdamW`` and ``SGD`` do not have.
 
 Python's own error names the argument and no remedy. Users of other optimizers try the names they know.
 Each of these names has an equivalent here, or is not needed.
@@ -58,6 +58,8 @@ REMEDIES = {
     "differentiable": "leave it out, as no gradient flows through a step",
     "maximize": "leave it out, and negate the loss",
     "amsgrad": "leave it out, as AdamW here is without it",
+    "dampening": "leave it out, as SGD here is without it",
+    "fused": "leave it out, as the step is torch's fused one wherever there is one",
 }
 # Options of AdamW that Muon does not have, by the names that other libraries give them.
 ADAMW = {
@@ -113,6 +115,8 @@ def _remedy(name: str, value: Any, known: Collection[str]) -> str:
         return REMEDIES[name]
     if name in ADAMW:
         option = ADAMW[name]
+        if "betas" in known:  # the call is of AdamW itself
+            return f"did you mean {option}?"
         group = f'a group {{"params": …, "algorithm": "adamw", "{option}": {value!r}}}'
         rule = f"others=polarstep.AdamW({option}={value!r})"
         return f"it is AdamW's; give {rule if 'others' in known else group}"

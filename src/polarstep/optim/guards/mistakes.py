@@ -24,6 +24,8 @@ class MistakeWarnings:
         self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
         self._rested: list[tuple[str, Tensor]] = []  # frozen, with a state from a checkpoint
         self._no_gradient = self._replaced = self._new = self._one_rate = False
+        self._were_apart = False  # whether a step has found two rates that were made different
+        self._together: float | None = None  # the first rate, not zero, that two such groups shared
 
     def added(self, group: Group) -> None:
         """Note the learning rate of a group that was added; none of its parameters is left out now."""
@@ -37,7 +39,11 @@ class MistakeWarnings:
         self._frozen = {id(p): (name, p) for group in groups for name, p in group["params"]}
 
     def loaded(self, groups: Iterable[Group], state: State) -> None:
-        """Note the frozen parameters that have a state in the checkpoint just loaded."""
+        """Note the frozen parameters that have a state in the checkpoint just loaded.
+
+        Its rates may be the end of a schedule that brings all groups down to one small rate.
+        """
+        self._were_apart = True
         self._rested = [
             (name, p)
             for group in groups
@@ -141,10 +147,13 @@ class MistakeWarnings:
         )
 
     def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
-        """Warn if another rule now has Muon's learning rate, and was made with a smaller one.
+        """Warn if another rule has Muon's learning rate, and was made with another one.
 
         A loop that writes the same ``group["lr"]`` to all groups leads to this, as does ``OneCycleLR``
-        with one number. A rate in a tensor is not read, as that would wait for the device.
+        with one number. Where that number is small, Muon hardly moves. A schedule may begin or end at
+        one small rate for all groups, so a rate below the one that the rule was made with is told of
+        only if the two were never apart, and if the rate has changed since. A rate in a tensor is not
+        read, as that would wait for the device.
         """
         known = [
             (group, self._made_with[group["name"]])
@@ -152,14 +161,23 @@ class MistakeWarnings:
             if group.get("name") in self._made_with and not isinstance(group["lr"], Tensor)
         ]
         muon = [(group, made) for group, made in known if group["algorithm"] == "muon"]
-        for group, made in known:
-            if group["algorithm"] == "muon" or group["lr"] <= made:
+        pairs = [
+            (other, made_too, group, made)
+            for group, made in known
+            if group["algorithm"] != "muon"
+            for other, made_too in muon
+            if made_too != made
+        ]
+        self._were_apart |= any(other["lr"] != group["lr"] for other, _, group, _ in pairs)
+        for other, made_too, group, made in pairs:
+            lr = group["lr"]
+            if lr != other["lr"] or lr == 0:
                 continue
-            for other, made_too in muon:
-                if other["lr"] == group["lr"] and made_too != made:
-                    self._one_rate = True
-                    _warn_of_one_rate(other, made_too, group, made)
-                    return
+            together = self._together = lr if self._together is None else self._together
+            if lr > made or (not self._were_apart and (lr == made or lr != together)):
+                self._one_rate = True
+                _warn_of_one_rate(other, made_too, group, made)
+                return
 
 
 def callers_level() -> int:

@@ -11,6 +11,10 @@ same rate. AdamW needs a larger rate for B, since its steps grow with the sides 
 the polar factor do not.
 
 The scale of B's own shape would be √(m/r), 22 for 4096×8: a step of B would move W by many times η.
+
+Layers that compute ``x @ A @ B`` store both factors transposed, A as n × r and B as r × m. Which way
+round they are is told by the side that both share, r. Where m = n both ways fit, and r is the shorter
+side.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class Adapter:
     scaling: float  # s
     of: Node  # the layer that the adapter belongs to
     embeds: bool  # whether W is an embedding's table
+    transposed: bool = False  # whether A is stored as n × r and B as r × m
 
     def lr_factor(self, lr_scale: LrScale) -> float:
         """The factor on η, the same for A and B."""
@@ -68,13 +73,20 @@ def find_adapter(use: Use) -> Adapter | None:
     letter = label[-1]
     other = label[:-1] + {"A": "B", "B": "A", "a": "b", "b": "a"}[letter]
     key = parts[at + 1] if at + 1 < len(parts) else None
-    pair = [_weight(getattr(node.module, name, None), key) for name in sorted((label, other))]
+    held = [_entry(getattr(node.module, name, None), key) for name in sorted((label, other))]
+    pair = [each if isinstance(each, Tensor) else getattr(each, "weight", None) for each in held]
     A, B = pair
-    if A is None or B is None or min(A.ndim, B.ndim) < 2 or A.shape[0] != B.shape[1]:
+    if A is None or B is None or min(A.ndim, B.ndim) < 2:
+        return None
+    are_bare = all(isinstance(each, Tensor) for each in held)
+    transposed = are_bare and _are_transposed(A, B)
+    if transposed:
+        A, B = A.mT, B.mT
+    if A.shape[0] != B.shape[1]:
         return None
     scaling = _scaling(node.module, key, rank=A.shape[0])
-    inputs = A[0].numel()
-    return Adapter(letter.upper(), B.shape[0], inputs, scaling, node, "embedding" in label)
+    inputs, embeds = A[0].numel(), "embedding" in label
+    return Adapter(letter.upper(), B.shape[0], inputs, scaling, node, embeds, transposed)
 
 
 def is_other_part(use: Use) -> bool:
@@ -89,11 +101,18 @@ def is_magnitude(use: Use) -> bool:
     return MAGNITUDE.search(use.name) is not None
 
 
-def _weight(held: Any, key: str | None) -> Tensor | None:
-    """The factor itself: a parameter, the weight of a layer, or an entry of a dict of either."""
+def _entry(held: Any, key: str | None) -> Any:
+    """A factor: a parameter or a layer with a weight, which may be an entry of a dict of either."""
     if isinstance(held, nn.ModuleDict | nn.ParameterDict):
-        held = held[key] if key is not None and key in held else None
-    return held if isinstance(held, Tensor) else getattr(held, "weight", None)
+        return held[key] if key is not None and key in held else None
+    return held
+
+
+def _are_transposed(A: Tensor, B: Tensor) -> bool:
+    """Whether parameters A and B are stored as n × r and r × m."""
+    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
+        return False
+    return A.shape[0] != B.shape[1] or A.shape[1] < A.shape[0]
 
 
 def _scaling(module: nn.Module, key: str | None, *, rank: int) -> float:

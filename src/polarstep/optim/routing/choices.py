@@ -104,6 +104,8 @@ class Choices:
             if found.role == "adapter" and (adapter := find_adapter(site.uses[0])) is not None:
                 factor = adapter.lr_factor(self.lr_scale)
                 options = {"lr_scale": "none", "lr_factor": factor}
+                if adapter.transposed and site not in forms and site not in cuts:
+                    options["layout"] = "transposed"
             everything.append(Routed(site, found.role, form, target, why, options, cut))
         return everything
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-__all__ = ["stored_transposed"]
+__all__ = ["stored_transposed", "weight_beside"]
 
 # Attributes in which a layer with one weight states its inputs and its outputs.
 WIDTHS = (
@@ -28,6 +28,8 @@ CLASSES = re.compile(r"^Conv1D$|^Llama4TextExperts$|^GptOssExperts$")
 READS_HIDDEN = re.compile(r"gate|up|w1|w3|in", re.IGNORECASE)
 # Names of an expert's last matrices, which write to the hidden state.
 WRITES_HIDDEN = re.compile(r"down|w2|out|^o_|^wo$", re.IGNORECASE)
+# The first letters of bare weights, as w1 or W_up, and of the biases beside them.
+SHORT = (("w", "b"), ("W", "b"), ("W", "B"))
 
 
 def stored_transposed(module: nn.Module, label: str, p: Tensor) -> str | None:
@@ -88,10 +90,25 @@ def _hidden_beside(module: nn.Module, label: str) -> int | None:
 
 
 def _bias(module: nn.Module, label: str) -> Tensor | None:
-    """The bias beside a weight: ``bias`` for ``weight``, ``up_proj_bias`` for ``up_proj``."""
-    names = (label.replace("weight", "bias"), f"{label}_bias")
+    """The bias beside a weight: ``bias`` of ``weight``, ``up_bias`` of ``up``, ``b1`` of ``w1``."""
+    names = [label.replace("weight", "bias"), f"{label}_bias"]
+    names += [short + label[1:] for letter, short in SHORT if label[:1] == letter]
     found = (module._parameters.get(name) for name in names if name != label)
     return next((bias for bias in found if bias is not None), None)
+
+
+def weight_beside(module: nn.Module, label: str, p: Tensor) -> str | None:
+    """The name of the weight whose bias ``p`` is, called ``label`` in ``module``: ``w1`` for ``b1``.
+
+    The weight has a side as long as the bias, beside the sides of a stack that both may have.
+    """
+    for letter, short in SHORT:
+        weight = module._parameters.get(letter + label[1:]) if label[:1] == short else None
+        if weight is None or weight.ndim != p.ndim + 1:
+            continue
+        if weight.shape[:-2] == p.shape[:-1] and p.shape[-1] in weight.shape[-2:]:
+            return letter + label[1:]
+    return None
 
 
 def _size(module: nn.Module, name: str) -> int | None:

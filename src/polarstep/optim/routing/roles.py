@@ -21,7 +21,7 @@ from polarstep.optim.routing.adapters import find_adapter, is_magnitude, is_othe
 from polarstep.optim.routing.anatomy import Anatomy, Site, Use
 from polarstep.optim.routing.fused_weights import WHOLE, Cut, find_cut, has_heads_inside
 from polarstep.optim.routing.node import EMBEDDINGS, NORMS, RECURRENT
-from polarstep.optim.routing.orientation import stored_transposed
+from polarstep.optim.routing.orientation import stored_transposed, weight_beside
 
 __all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]
 
@@ -179,6 +179,9 @@ def named(site: Site, anatomy: Anatomy) -> Finding | None:
         for role, hints in table.items():
             if hint := next((word for word in words if word in hints), None):
                 return Finding(role, f"bare parameter, ‘{hint}’ in its {where}")
+    weight = weight_beside(use.owner.module, use.label, site.parameter)
+    if weight is not None:
+        return Finding("vector", f"bare parameter, the bias of {weight} by its name and shape")
     if "query" in own and _is_table_of_queries(site):
         return Finding("embedding", "bare parameter, ‘query’ in its name, and no key beside it")
     if use.label == "D" and "A_log" in use.owner.module._parameters:
@@ -225,7 +228,28 @@ def output_head(site: Site, anatomy: Anatomy) -> Finding | None:
         how = anatomy.heads.get(id(use.owner.module))
         if how is not None and not _is_scale(site):
             return Finding("head", how)
-    return None
+    return _bare_head(site, anatomy)
+
+
+def _bare_head(site: Site, anatomy: Anatomy) -> Finding | None:
+    """A bare matrix that is called unembed, or head with a side for the entries of an Embedding."""
+    use, p = site.uses[0], site.parameter
+    module = use.owner.module
+    if p.ndim != 2 or _is_typed(module) or use.label not in module._parameters:
+        return None
+    if any(node.is_block for node in (use.owner, *use.owner.ancestors())):
+        return None
+    words = [*_words(use.label), *_words(_own_kind(module)), *_words(use.owner.last_name)]
+    hint = next((word for word in words if word in UNEMBED_WORDS), None)
+    if hint is not None:
+        return Finding("head", f"bare parameter, ‘{hint}’ in its name")
+    read = {width for node in anatomy.root.walk() for width in node.inputs}
+    known = (anatomy.vocabularies.get(side) for side in p.shape if side not in read)
+    table = next((name for name in known if name is not None), None)
+    hint = next((word for word in words if word in HEAD_WORDS), None)
+    if table is None or hint is None:
+        return None
+    return Finding("head", f"bare parameter, ‘{hint}’ in its name, and a side as long as {table}")
 
 
 def router(site: Site, anatomy: Anatomy) -> Finding | None:
@@ -320,7 +344,8 @@ CLASS_HINTS: dict[Role, frozenset[str]] = {
     "vector": frozenset(("norm",)),
 }
 
-
+UNEMBED_WORDS = frozenset(("unembed", "unembedding"))
+HEAD_WORDS = frozenset(("head", "logits", "classifier", "output", "out"))
 ROUTER_WORDS = frozenset(("router", "routing", "gate", "gating", "wg"))
 # Attributes in which a module or its configuration states the number of experts.
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
