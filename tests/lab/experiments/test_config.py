@@ -722,8 +722,9 @@ def test_lists_of_methods_may_hold_groups_and_keep_the_order():
     assert len(found) == len(OURS) + 1
 
 
+@pytest.mark.usefixtures("no_tiles")
 def test_gflops_of_auto_are_those_of_the_map_on_the_device():
-    """On a GPU the filters of the CIFAR-10 network are in full space; on a CPU the wide ones are not."""
+    """On a GPU CIFAR-10's filters are in full space; on a CPU without tiles the wide ones are not."""
     auto, full = (resolve("cifar10", slug) for slug in ("auto", "muon-polar-express"))
     with torch.device("meta"):
         model = ConvNet(auto.model)
