@@ -38,8 +38,6 @@ RECORDS = {
     ("cpu-tiles", "cpu with tiles", "nanoGPT"): 1.35,
     ("cpu-tiles", "cpu with tiles", "one of each"): 1.35,
 }
-# Records of a time when full space was in float32 also on CPUs with tiles.
-IN_FLOAT32 = ("cpu-tiles",)
 # Where ``auto`` took other maps than today.
 OTHER_AUTO = {(record, workload) for record, _, workload in RECORDS if record == "h200-between"}
 
@@ -56,8 +54,6 @@ def estimated_and_measured(request):
     maps |= optimizers.forced(min(min(m, n) for _, m, n in shapes))
     measured = step_times(record, workload)
     maps |= optimizers.in_other_bits()
-    if record in IN_FLOAT32:
-        maps[FULL] = maps[optimizers.FULL_IN_FLOAT32]
     on, where = DEVICES[device], torch.device("cuda" if device == "H200" else "cpu")
 
     def estimate(polar):
