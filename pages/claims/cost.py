@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from frontier import WIDTH
-from pages.claims.long_run import long_gap
+from pages.claims.long_run import long_gap, rate_of_muon
 from pages.claims.scaling import widest
 from pages.claims.words import claim
 from pages.records import long_run as study
@@ -51,7 +51,8 @@ def deflated_price() -> str:
         f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). The first ended at "
         f"{long_gap('deflated-120')} in perplexity. No model of the 8B layer's width was trained; at "
         f"width 768 a head of an eighth ended at {long_gap('deflated-88')}, both against full space "
-        f"after {study.million_tokens():.1f}M tokens, and at width {widest()}"
+        f"after {study.million_tokens():.1f}M tokens, and at width {widest()}. The runs over "
+        f"{study.million_tokens():.1f}M tokens are {rate_of_muon('all')}"
     )
 
 
