@@ -43,17 +43,15 @@ WITH_RMS = ("full space, PolarExpress 5", "Deflated 120, warm, one step", "LowRa
 # What follows the name of a map whose step has this option.
 ROWS, RMS = ", rows normalized", ", update RMS of 0.2"
 
-# Maps in a given precision: full space in float32 and in bfloat16, the default on a CPU with tiles,
-# and a step on the rest with as many bits as all other products.
+# Maps in another precision than the usual of a CPU with tiles: full space in float32, and a step on the
+# rest with as many bits as all other products.
 FULL_IN_FLOAT32 = "full space, PolarExpress 5, in float32"
-FULL_IN_BFLOAT16 = "full space, PolarExpress 5, in bfloat16"
 ALL_BITS = "Deflated 120, warm, one step, float8=False"
 
 # Rows that are timed only where they are asked for.
 ASKED_FOR = (
     EARLIER + ROWS,
     FULL_IN_FLOAT32,
-    FULL_IN_BFLOAT16,
     ALL_BITS,
     *HEADS,
     QUARTER,
@@ -115,7 +113,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
 
 
 def in_other_bits() -> dict[str, Callable[[], ps.PolarMap]]:
-    """The maps of :data:`FULL_IN_FLOAT32`, :data:`FULL_IN_BFLOAT16` and :data:`ALL_BITS`."""
+    """The maps of :data:`FULL_IN_FLOAT32` and :data:`ALL_BITS`."""
 
     def all_bits() -> ps.Deflated:
         head = ps.LowRank(120, 8, sketch=ps.Warm(), inner=INNER)
@@ -123,7 +121,6 @@ def in_other_bits() -> dict[str, Callable[[], ps.PolarMap]]:
 
     return {
         FULL_IN_FLOAT32: lambda: ps.NewtonSchulz(5, "polar-express", dtype=torch.float32),
-        FULL_IN_BFLOAT16: lambda: ps.NewtonSchulz(5, "polar-express", dtype=torch.bfloat16),
         ALL_BITS: all_bits,
     }
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from differences import change, percent
+from differences import Change, change, percent
 from frontier import LENGTH, SEQUENCES, STEPS
 from long_run import SEEDS, SHOWN, SLOW_TABLE, TABLE, Row
 from pages.claims.cifar10 import cifar_values_that_differ
@@ -41,7 +41,7 @@ def adamw_behind() -> str:
 def adamw_warm_up() -> str:
     """AdamW with a warm-up against AdamW without, in the long run and in the short runs of rates."""
     tried = {slug: study.rates()[slug] for slug in ("adamw", "adamw-warmup")}
-    best = {slug: min(found, key=lambda lr: found[lr]) for slug, found in tried.items()}
+    best = {slug: study.chosen_rate(slug) for slug in tried}
     without = study.tests("adamw")
     chosen = percent(study.tests("adamw-warmup"), without)
     lr = best["adamw"]
@@ -61,12 +61,10 @@ def rates_over_all_steps() -> str:
     each other with the better of both rates, by the validation text."""
     told, best = [], []
     for slug, words in (("adamw", "AdamW"), (study.BASE, "full space")):
-        ((lr, ends),) = study.other_rates(slug).items()
-        chosen = min(tried := study.rates()[slug], key=lambda rate: tried[rate])
-        (seed,) = ends
+        lr, ends, apart = _at_another_rate(slug)
+        chosen, (seed,) = study.chosen_rate(slug), ends
         validation = study.other_validations(slug)[lr][seed]
         assert validation < study.validations(slug)[seed], f"{slug} ends higher at {lr}"
-        apart = percent(ends, study.tests(slug))
         told.append(
             f"{words} ends {apart.told(unit='%')} from its row at {lr:g} in place of {chosen:g}"
         )
@@ -77,12 +75,16 @@ def rates_over_all_steps() -> str:
     )
 
 
+def _at_another_rate(slug: str) -> tuple[float, dict[int, float], Change]:
+    """The other rate of a row's whole runs, how they ended by seed, and this against its own rate."""
+    ((lr, ends),) = study.other_rates(slug).items()
+    return lr, ends, percent(ends, study.tests(slug))
+
+
 def rate_of_muon(which: str = "both") -> str:
     """The one rate of all rows of Muon, and what full space does at another over all steps."""
-    ((lr, ends),) = study.other_rates(study.BASE).items()
-    apart = percent(ends, study.tests(study.BASE))
-    tried = study.rates()[study.BASE]
-    chosen = min(tried, key=lambda rate: tried[rate])
+    lr, _, apart = _at_another_rate(study.BASE)
+    chosen = study.chosen_rate(study.BASE)
     return (
         f"{which} at {chosen:g}; at {lr:g} full space ends lower, {apart.told(unit='%')} from "
         f"{chosen:g}, and no other map was run there"
@@ -140,7 +142,7 @@ def sgd_behind() -> str:
     rows = TABLE_2["nanogpt"].rows
     theirs = 100 * (rows["SGD (Nesterov)"].mean / rows["Muon (Nesterov)"].mean - 1)
     tried = study.rates()["sgd"]
-    best = min(tried, key=lambda lr: tried[lr])
+    best = study.chosen_rate("sgd")
     above = min(lr for lr in tried if lr > best)
     return (
         f"{long_gap('sgd')} against full space after {study.million_tokens():.1f}M tokens, where the "
@@ -398,8 +400,7 @@ def best_rate_of_muon() -> str:
     muons = [
         row.slug for row in TABLE if row.method.algorithm == "muon" and row.slug in study.rates()
     ]
-    tried = [study.rates()[slug] for slug in muons]
-    best = sorted({min(found, key=lambda lr: found[lr]) for found in tried})
+    best = sorted({*map(study.chosen_rate, muons)})
     return (
         f"{' or '.join(f'{lr:g}' for lr in best)} in each of the {len(muons)} rows that have rates of "
         "their own (one seed)"

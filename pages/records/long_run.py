@@ -135,6 +135,12 @@ def rates() -> dict[str, dict[float, float]]:
     return tried_rates(ROOT / RATES, ROOT / SLOW_RATES)
 
 
+def chosen_rate(slug: str) -> float:
+    """The rate that the short runs of a row chose: that with the lowest validation perplexity."""
+    tried = rates()[slug]
+    return min(tried, key=lambda lr: tried[lr])
+
+
 def missing() -> dict[str, list[int]]:
     """The seeds of the table that have no run, by the slug of their row; of peers once one was run."""
     rows = SHOWN if any(row.slug in runs() for row in PEER_TABLE) else TABLE
@@ -147,8 +153,7 @@ def at_an_edge() -> list[Row]:
     return [
         row
         for row in SHOWN
-        if (tried := rates().get(row.slug))
-        and min(tried, key=lambda lr: tried[lr]) in (min(tried), max(tried))
+        if (tried := rates().get(row.slug)) and chosen_rate(row.slug) in (min(tried), max(tried))
     ]
 
 

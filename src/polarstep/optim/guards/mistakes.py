@@ -173,8 +173,9 @@ class MistakeWarnings:
             lr = group["lr"]
             if lr != other["lr"] or lr == 0:
                 continue
-            together = self._together = lr if self._together is None else self._together
-            if lr > made or (not self._were_apart and (lr == made or lr != together)):
+            if self._together is None:
+                self._together = lr
+            if lr > made or (not self._were_apart and (lr == made or lr != self._together)):
                 self._one_rate = True
                 _warn_of_one_rate(other, made_too, group, made)
                 return
