@@ -16,7 +16,7 @@ from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
 from pages.claims.cifar10 import cifar_frontier_rows
 from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
-from pages.records import long_run, read_json
+from pages.records import best_rates, long_run, read_json
 from pages.records.costs import (
     AUTO,
     HELD,
@@ -229,6 +229,11 @@ def long_run_table(folder: Path, *, slow: bool = False) -> str:
     return "\n".join(long_run.table(SLOW_TABLE if slow else SHOWN))
 
 
+def best_rates_table(folder: Path) -> str:
+    """The rows of the long run that were run to the end at several rates, at the best of these."""
+    return "\n".join(best_rates.table())
+
+
 def rates_of_the_long_run(folder: Path, *, slow: bool = False) -> str:
     """The short runs that chose the rates of the same rows."""
     return "\n".join(long_run.table_of_rates(SLOW_TABLE if slow else SHOWN))
@@ -286,11 +291,10 @@ def _told(each: Weighed) -> str:
 
 
 def _told_of_the_long_run(each: Weighed) -> str:
-    """The same for the long run."""
+    """The same for the long run, at the best of the rates over all steps where there are several."""
     if each.long == long_run.BASE:
         return "–"
-    found = long_run.gap(each.long) if each.long else None
-    return "not run" if found is None else found.told(unit="%")
+    return (best_rates.told_gap(each.long) if each.long else None) or "not run"
 
 
 # Where maps were timed: the matrices, the machine, the record, and the column in it.
@@ -373,6 +377,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "peers": peers_table,
     "long-run": long_run_table,
     "long-run-rates": rates_of_the_long_run,
+    "best-rates": best_rates_table,
     "slow-long-run": partial(long_run_table, slow=True),
     "slow-long-run-rates": partial(rates_of_the_long_run, slow=True),
     "accuracies": accuracies_table,

@@ -15,6 +15,7 @@ by subject:
     short_runs  the GPT of ``nanogpt-small`` at several rates, on 6.6 million tokens
     ablations   its ablations: one setting changed at a time
     long_run    the GPT with the paper's matrices, after 73 million tokens
+    best_rates  the same, each row at the best of its rates over all steps
     wiki        its short runs, its size, and its text
     theory      γ, the noise of gradients, and rates
     adaptive    ranks and new bases chosen by the captured share
@@ -32,6 +33,7 @@ many seeds, which baseline and how many tokens.
 from pages.claims import (  # noqa: F401
     ablations,
     adaptive,
+    best_rates,
     cifar10,
     cost,
     cpu,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 from frontier import WIDTH
-from pages.claims.long_run import long_gap, rate_of_muon
+from pages.claims.long_run import long_gap, one_rate
 from pages.claims.scaling import widest
 from pages.claims.words import claim
+from pages.records import best_rates, read_json
 from pages.records import long_run as study
-from pages.records import read_json
 from pages.records.costs import (
     AUTO,
     BETWEEN,
@@ -46,13 +46,14 @@ def deflated_price() -> str:
         for load, deflated in AUTO.items()
     )
     ells = columns_of_auto()
+    gap = best_rates.gap(study.MAP_OF_AUTO).told(unit="%")
     return (
         f"{small} AdamW's step on nanoGPT's matrices (ℓ = {ells[0]}, {ells[0] / 768:.0%} of the width), "
         f"and {large} on an 8B layer (ℓ = {ells[1]}, {ells[1] / 4096:.0%}). The first ended at "
-        f"{long_gap('deflated-120')} in perplexity. No model of the 8B layer's width was trained; at "
-        f"width 768 a head of an eighth ended at {long_gap('deflated-88')}, both against full space "
-        f"after {study.million_tokens():.1f}M tokens, and at width {widest()}. The runs over "
-        f"{study.million_tokens():.1f}M tokens are {rate_of_muon('all')}"
+        f"{gap} in test perplexity against full space after "
+        f"{study.million_tokens():.1f}M tokens, each at the best of its rates over all steps. No model "
+        f"of the 8B layer's width was trained; at width 768 a head of an eighth ended at "
+        f"{long_gap('deflated-88')} after as many tokens, {one_rate()}, and at width {widest()}"
     )
 
 

@@ -2,93 +2,20 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterable, Sequence
 from itertools import combinations
 
-from differences import Change, change, percent
+from differences import change, percent
 from frontier import LENGTH, SEQUENCES, STEPS
 from long_run import SEEDS, SHOWN, SLOW_TABLE, TABLE, Row
 from pages.claims.cifar10 import cifar_values_that_differ
 from pages.claims.words import claim, signed
+from pages.records import best_rates
 from pages.records import long_run as study
 from pages.records.maps import HEADLINE, weighed
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.methods import find_method
 from polarstep_lab.paper import TABLE_2
-
-
-@claim
-def adamw_gap() -> str:
-    """How AdamW compares with Muon in long runs."""
-    ends = [
-        statistics.fmean(study.tests(slug).values()) for slug in ("muon-polar-express", "adamw")
-    ]
-    return (
-        f"a test perplexity of {ends[0]:.1f} where AdamW ends at {ends[1]:.1f}: "
-        f"{long_gap('adamw')}, after {study.million_tokens():.1f}M tokens, each at the best of its own "
-        "rates in short runs on another seed, without a warm-up"
-    )
-
-
-@claim
-def adamw_behind() -> str:
-    """The same in percent alone."""
-    return f"{long_gap('adamw')} against full space after {study.million_tokens():.1f}M tokens"
-
-
-@claim
-def adamw_warm_up() -> str:
-    """AdamW with a warm-up against AdamW without, in the long run and in the short runs of rates."""
-    tried = {slug: study.rates()[slug] for slug in ("adamw", "adamw-warmup")}
-    best = {slug: study.chosen_rate(slug) for slug in tried}
-    without = study.tests("adamw")
-    chosen = percent(study.tests("adamw-warmup"), without)
-    lr = best["adamw"]
-    alike = percent(study.other_rates("adamw-warmup")[lr], without)
-    return (
-        f"with one over the first 100 of 1110 steps it ends {alike.told(unit='%')} from the runs "
-        f"without in test perplexity after {study.million_tokens():.1f}M tokens, both at {lr:g}. At "
-        f"{best['adamw-warmup']:g}, which short runs chose for it, it ends {chosen.told(unit='%')} from "
-        f"them. In the short runs it has {tried['adamw-warmup'][lr]:.0f} in validation at {lr:g} and "
-        f"{tried['adamw-warmup'][best['adamw-warmup']]:.0f} at {best['adamw-warmup']:g} (one seed)"
-    )
-
-
-@claim
-def rates_over_all_steps() -> str:
-    """AdamW and full space over all steps at a rate that short runs did not choose, and the two beside
-    each other with the better of both rates, by the validation text."""
-    told, best = [], []
-    for slug, words in (("adamw", "AdamW"), (study.BASE, "full space")):
-        lr, ends, apart = _at_another_rate(slug)
-        chosen, (seed,) = study.chosen_rate(slug), ends
-        validation = study.other_validations(slug)[lr][seed]
-        assert validation < study.validations(slug)[seed], f"{slug} ends higher at {lr}"
-        told.append(
-            f"{words} ends {apart.told(unit='%')} from its row at {lr:g} in place of {chosen:g}"
-        )
-        best.append(ends)
-    return (
-        f"{' and '.join(told)}, in test perplexity after {study.million_tokens():.1f}M tokens. Each at "
-        f"the better of the two, AdamW has {percent(*best).told(unit='%')} against full space"
-    )
-
-
-def _at_another_rate(slug: str) -> tuple[float, dict[int, float], Change]:
-    """The other rate of a row's whole runs, how they ended by seed, and this against its own rate."""
-    ((lr, ends),) = study.other_rates(slug).items()
-    return lr, ends, percent(ends, study.tests(slug))
-
-
-def rate_of_muon(which: str = "both") -> str:
-    """The one rate of all rows of Muon, and what full space does at another over all steps."""
-    lr, _, apart = _at_another_rate(study.BASE)
-    chosen = study.chosen_rate(study.BASE)
-    return (
-        f"{which} at {chosen:g}; at {lr:g} full space ends lower, {apart.told(unit='%')} from "
-        f"{chosen:g}, and no other map was run there"
-    )
 
 
 @claim
@@ -182,7 +109,8 @@ def ranks_long_run() -> str:
         told.append(f"{long_gap(slug)} at rank {rank}, with {times[0]:.1f} ms")
     return (
         f"against full space in test perplexity after {study.million_tokens():.1f}M tokens it ends at "
-        f"{', '.join(told)} for the optimizer in each step, in runs of several commits"
+        f"{', '.join(told)} for the optimizer in each step, in runs of several commits, "
+        f"{one_rate('all')}"
     )
 
 
@@ -289,26 +217,16 @@ def larger_batches() -> str:
         f"{study.million_tokens():.1f}M tokens in batches of "
         f"{min(batches):.0f} to {max(batches):.0f} thousand, on a GPT of "
         f"{run.identity.config['model']['layers']} layers, where those after "
-        f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand"
-    )
-
-
-@claim
-def auto_long_run() -> str:
-    """Perplexity and time of the long run with the map that ``auto`` takes at width 768."""
-    on_validation = percent(*map(study.validations, ("deflated-120", study.BASE)))
-    return (
-        f"{long_gap('deflated-120')} in test perplexity against full space after "
-        f"{study.million_tokens():.1f}M tokens, with {_times('deflated-120', study.BASE)}. Its rank was "
-        f"chosen among three by these runs, {rate_of_muon()}. On the validation half it has "
-        f"{on_validation.told(unit='%')}"
+        f"{STEPS * small / 1000:.1f}M tokens are of batches of {small:.0f} thousand. All ranks are "
+        f"{one_rate('').strip()}"
     )
 
 
 @claim
 def rows_long_run() -> str:
     """Normalized rows in the long run."""
-    return _normalized_rows("muon-polar-express-rows", "deflated-120-rows", rank=120)
+    told = _normalized_rows("muon-polar-express-rows", "deflated-120-rows", rank=120)
+    return f"{told}. All are {one_rate('').strip()}"
 
 
 @claim
@@ -322,11 +240,11 @@ def _normalized_rows(full: str, deflated: str, rank: int) -> str:
     return (
         f"{long_gap(full)} in full space and {long_gap(deflated)} with `Deflated` of "
         f"rank {rank}, both against full space without them after {study.million_tokens():.1f}M tokens; "
-        f"`Deflated` takes {_times(deflated, full)}"
+        f"`Deflated` takes {step_times(deflated, full)}"
     )
 
 
-def _times(slug: str, full: str) -> str:
+def step_times(slug: str, full: str) -> str:
     """The optimizer's time of a row and of its form in full space, which may be of another commit."""
     ours, theirs = study.times(slug), study.times(full)
     assert ours is not None, f"{slug} has no run alone on its GPU"
@@ -334,6 +252,13 @@ def _times(slug: str, full: str) -> str:
     sources = [{*study.sources(each)} for each in (slug, full)]
     other = "" if sources[0] == sources[1] else " at another commit"
     return f"{ours[0]:.1f} ms for the optimizer in each step in place of {theirs[0]:.1f}{other}"
+
+
+def one_rate(which: str = "both") -> str:
+    """At which rate rows are compared that have no other, and that full space has a better one."""
+    chosen = study.chosen_rate(study.BASE)
+    assert best_rates.best(study.BASE) != chosen, "full space is at its best there: leave this out"
+    return f"{which} at {chosen:g}, which is not full space's best rate"
 
 
 def long_gap(slug: str) -> str:
@@ -369,7 +294,8 @@ def small_head() -> str:
     against = percent(study.tests("deflated"), study.tests("deflated-120"))
     return (
         f"{long_gap('deflated')} in test perplexity against full space and "
-        f"{against.told(unit='%')} against rank 120, after {study.million_tokens():.1f}M tokens"
+        f"{against.told(unit='%')} against rank 120, after {study.million_tokens():.1f}M tokens, "
+        f"{one_rate('all')}"
     )
 
 

@@ -2,6 +2,7 @@
 
 Full space is five PolarExpress steps. The figure is the test perplexity, on the half of the held-out
 text that no rate was chosen on; rates were chosen on the other half, on short runs with another seed.
+Rates that are better over all steps have a file of their own (:mod:`pages.records.best_rates`).
 There are two tables: one of the recipe, and one of runs from before its embedding had a rate that fits.
 Seeds of the first that have no run are named as missing, those of other libraries' optimizers only after
 one of them was run. ``long_run.py`` makes the runs, and says which row a run belongs to: functions here
@@ -26,10 +27,10 @@ FOLDER, SLOW_FOLDER = "results/long-run/table", "results/long-run-slow/table"
 """The archives of the first table and of the second."""
 RATES, SLOW_RATES = "results/long-run-rates/table", "results/long-run-slow-rates/table"
 """The archives of the runs that chose their rates."""
-OTHER_RATES = "results/long-run-other-rates/table"
-"""The archive of whole runs at rates that short runs did not choose."""
 BASE = "muon-polar-express"
 """Full space in the first table."""
+MAP_OF_AUTO = "deflated-120"
+"""The row with the map that ``auto`` takes for these matrices."""
 TIMED = {
     "adamw": "AdamW, fused",
     "muon": "full space, quintic 7",
@@ -78,34 +79,6 @@ def tests(slug: str) -> dict[int, float]:
     return {seed: result.value for seed, result in _finished(slug)}
 
 
-def other_rates(slug: str) -> dict[float, dict[int, float]]:
-    """Test perplexity of whole runs at rates that short runs did not choose, by rate and seed."""
-    return {
-        lr: {seed: result.value for seed, result in ends.items()}
-        for lr, ends in _other_rates().get(slug, {}).items()
-    }
-
-
-def other_validations(slug: str) -> dict[float, dict[int, float]]:
-    """The last validation perplexity of the same runs."""
-    return {
-        lr: {seed: result.validation for seed, result in ends.items() if result.validation}
-        for lr, ends in _other_rates().get(slug, {}).items()
-    }
-
-
-@cache
-def _other_rates() -> dict[str, dict[float, dict[int, Result]]]:
-    """How whole runs at rates that short runs did not choose ended, by row, rate and seed."""
-    found: dict[str, dict[float, dict[int, Result]]] = {}
-    for run in map(RunRecord.load, find_runs([ROOT / OTHER_RATES])):
-        slug = row_of(run.identity, whole_run).slug
-        assert run.result is not None, f"a run of {slug} has not ended"
-        lr = run.identity.config["optimizer"]["lr"]
-        found.setdefault(slug, {}).setdefault(lr, {})[run.identity.seed] = run.result
-    return found
-
-
 def validations(slug: str) -> dict[int, float]:
     """The last validation perplexity by seed."""
     found = {seed: result.validation for seed, result in _finished(slug)}
@@ -139,6 +112,12 @@ def chosen_rate(slug: str) -> float:
     """The rate that the short runs of a row chose: that with the lowest validation perplexity."""
     tried = rates()[slug]
     return min(tried, key=lambda lr: tried[lr])
+
+
+def rate(slug: str) -> float:
+    """The learning rate of a row's runs, which is the same for all seeds."""
+    (lr,) = {run.identity.config["optimizer"]["lr"] for run in runs()[slug].values()}
+    return lr
 
 
 def missing() -> dict[str, list[int]]:
@@ -203,7 +182,7 @@ def table(rows: Sequence[Row] = SHOWN) -> Iterator[str]:
     yield "|---|--:|--:|--:|--:|--:|--:|"
     for row in (row for row in rows if row.slug in runs()):
         slug = row.slug
-        cells = [_rate(slug), _level([*tests(slug).values()]), _gap(slug)]
+        cells = [f"{rate(slug):g}", _level([*tests(slug).values()]), _gap(slug)]
         cells += [f"{ms:.1f}" for ms in times(slug) or ()] or ["not timed"] * 2
         cells.append(memory(steps().get((TIMED.get(slug.removesuffix("-slow"), ""), "nanoGPT"))))
         yield f"| {row.title} | {' | '.join(cells)} |"
@@ -225,12 +204,6 @@ def table_of_rates(rows: Sequence[Row] = SHOWN) -> Iterator[str]:
 
 def _short(value: float) -> str:
     return "diverged" if math.isinf(value) else f"{value:.1f}" if value < 1e4 else f"{value:.0e}"
-
-
-def _rate(slug: str) -> str:
-    """The learning rate of a row's runs, which is the same for all seeds."""
-    (lr,) = {run.identity.config["optimizer"]["lr"] for run in runs()[slug].values()}
-    return f"{lr:g}"
 
 
 def _level(values: list[float]) -> str:

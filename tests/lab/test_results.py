@@ -200,7 +200,7 @@ def test_a_claim_that_compares_names_seeds_tokens_baseline_and_interval(module):
     found = comparisons(module)
     assert len(found) > 40
     assert {
-        "adamw-gap",
+        "adamw-at-its-best",
         "gap-over-tokens",
         "long-run",
         "peers-ahead",
@@ -719,6 +719,7 @@ def long_run(module, tmp_path, monkeypatch):
             study.whole_run(row, seed, 0.018, tmp_path / ("slow" if row.earlier else "runs")),
             final=final,
             status="diverged" if slug == "muon" else "finished",
+            validation=final + 1,
         )
     for slug, lr, final, status in (
         ("adamw", 0.01, 310.0, "finished"),
@@ -731,36 +732,44 @@ def long_run(module, tmp_path, monkeypatch):
         ("muon-polar-express-rows", 0.032, 31.0, "finished"),
     ):
         (row,) = (row for row in study.ROWS if row.slug == slug)
-        folder = write_planned(
+        write_planned(
             study.short_run(
                 row, study.SEED_OF_RATES, lr, tmp_path / ("slow-rates" if row.earlier else "rates")
             ),
             final=final,
             status=status,
+            validation=final,
         )
-        result = json.loads((folder / "result.json").read_text())
-        (folder / "result.json").write_text(json.dumps(result | {"validation": final}))
     pack([tmp_path / "runs"], tmp_path / found.FOLDER)
     pack([tmp_path / "slow"], tmp_path / found.SLOW_FOLDER)
     pack([tmp_path / "rates"], tmp_path / found.RATES)
     pack([tmp_path / "slow-rates"], tmp_path / found.SLOW_RATES)
+    better = importlib.import_module("pages.records.best_rates")
+    full = study.find_rows("muon-polar-express")
+    (planned,) = study.other_rate_runs(full, [1], 0.0097, tmp_path / "other")
+    write_planned(planned, 38.0, "finished", validation=39.0)
+    pack([tmp_path / "other"], tmp_path / better.OTHER_RATES)
+    monkeypatch.setattr(better, "ROOT", tmp_path)
     monkeypatch.setattr(found, "ROOT", tmp_path)
     monkeypatch.setattr(
         found,
         "steps",
         lambda: {("AdamW, fused", "nanoGPT"): {"state_mib": 612.0, "extra_mib": 0.1}},
     )
-    for cached in (found.runs, found.rates):
+    for cached in (found.runs, found.rates, better.ends):
         cached.cache_clear()
     yield found, figures, study
-    for cached in (found.runs, found.rates):
+    for cached in (found.runs, found.rates, better.ends):
         cached.cache_clear()
 
 
-def write_planned(planned, final, status):
+def write_planned(planned, final, status, validation=None):
     """A made-up run in the place of a planned one, with its identity."""
     folder = write_run(planned.directory, final=final, status=status, metric="test_perplexity")
     planned.identity.save(folder)
+    if validation is not None:
+        result = json.loads((folder / "result.json").read_text())
+        (folder / "result.json").write_text(json.dumps(result | {"validation": validation}))
     return folder
 
 
@@ -795,9 +804,7 @@ def peers_of_the_long_run(long_run):
         (row,) = study.find_rows(slug)
         short = study.rates_runs([row], found.ROOT / "peer-rates")
         for k, planned in enumerate(short):
-            folder = write_planned(planned, final=200.0, status="finished")
-            result = json.loads((folder / "result.json").read_text())
-            (folder / "result.json").write_text(json.dumps(result | {"validation": 200.0 + k % 3}))
+            write_planned(planned, 200.0, "finished", validation=200.0 + k % 3)
         lr = study.best_rates(found.ROOT / "peer-rates")[slug]
         write_planned(study.whole_run(row, 1, lr, found.ROOT / "peers"), final, "finished")
     pack([found.ROOT / "peers"], found.ROOT / found.FOLDER)
@@ -834,7 +841,7 @@ def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, mod
     lines = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert lines[0].endswith("| test, after 72.7M tokens |")
     (normuon,) = (line for line in lines if line.startswith("| NorMuon of dion"))
-    assert normuon.endswith("| −2.5% (one seed) |")
+    assert normuon.endswith("| −2.5% (one seed), at 0.0097 against 0.018 |")
     (jordan,) = (line for line in lines if line.startswith("| Muon of K. Jordan"))
     assert jordan.endswith("| not run |")
 
@@ -911,6 +918,36 @@ def test_the_rate_with_the_lowest_validation_perplexity_is_chosen(long_run, modu
     )
 
 
+def test_validation_chooses_the_best_rate_over_all_steps(long_run):
+    found, _, study = long_run
+    better = importlib.import_module("pages.records.best_rates")
+    for slug, seed, lr, test, validation, status in (
+        ("muon-polar-express", 2, 0.0097, 44.0, 45.0, "finished"),
+        ("deflated", 1, 0.0097, 38.38, 40.0, "finished"),
+        ("deflated", 2, 0.0097, 44.88, 46.0, "finished"),
+        ("deflated", 1, 0.0053, 30.0, 90.0, "finished"),  # lowest on the text that does not choose
+        ("rand-muon", 2, 0.0097, 20.0, 20.0, "finished"),  # not with the seed that chooses
+        ("adamw", 1, 0.0097, 9.0, 9.0, "diverged"),
+    ):
+        (row,) = study.find_rows(slug)
+        (planned,) = study.other_rate_runs([row], [seed], lr, found.ROOT / "other")
+        write_planned(planned, test, status, validation)
+    pack([found.ROOT / "other"], found.ROOT / better.OTHER_RATES)
+    assert {row.slug for row in better.rows()} == {"muon-polar-express", "deflated"}
+    assert better.tried("deflated") == {0.0053: 90.0, 0.0097: 40.0, 0.018: 42.0}
+    assert (better.best("muon-polar-express"), better.best("deflated")) == (0.0097, 0.0097)
+    assert [row.slug for row in better.at_an_end()] == ["muon-polar-express"]
+    assert better.gap("deflated").value == pytest.approx(1.5)  # +1% and +2%, each of its seed
+    text = "\n".join(better.table()).replace("\N{NO-BREAK SPACE}", " ")
+    assert (
+        "| 0.0053: 90.00, **0.0097: 40.00**, 0.018: 42.00 | 41.63 ± 41.30 (n = 2) | +1.5%" in text
+    )
+    told = better.told_gap("adamw").replace("\N{NO-BREAK SPACE}", " ")
+    assert told == "+100.0% (one seed), both at 0.018"  # at the rate of full space's table
+    assert better.told_gap("deflated") == better.gap("deflated").told(unit="%")
+    assert better.told_gap("sgd") is None
+
+
 def test_a_row_of_an_earlier_map_is_shown_and_not_run_again(long_run):
     found, _, study = long_run
     assert "deflated-48-slow" in found.runs()
@@ -930,7 +967,10 @@ def test_a_run_with_settings_of_no_row_is_refused(long_run):
 
 def test_the_archived_long_runs_are_those_that_the_program_plans(module):
     """Started again with the archives unpacked, ``long_run.py`` makes none of their runs again."""
-    found, study = map(importlib.import_module, ("pages.records.long_run", "long_run"))
+    found, best_rates, study = map(
+        importlib.import_module,
+        ("pages.records.long_run", "pages.records.best_rates", "long_run"),
+    )
     rates = study.best_rates(ROOT / found.RATES, ROOT / found.SLOW_RATES)
     plans = {}
     for folder, folder_of_rates, rows in (
@@ -941,10 +981,10 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
         plans[folder_of_rates] = [*study.rates_runs(own, Path())]
         known = [row for row in rows if row.slug in rates]
         plans[folder] = [*study.table_runs(known, [1, 2, 3], rates, Path())]
-    plans[found.OTHER_RATES] = [
+    plans[best_rates.OTHER_RATES] = [
         planned
-        for lr in (0.00031, 0.00054, 0.018)
-        for planned in study.other_rate_runs(study.SHOWN, [1], lr, Path())
+        for lr in (0.00031, 0.00054, 0.0097, 0.018)
+        for planned in study.other_rate_runs(study.SHOWN, [1, 2, 3], lr, Path())
     ]
     for folder, runs in plans.items():
         planned = {str(run.directory): run.identity for run in runs}
