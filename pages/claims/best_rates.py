@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from differences import Change, percent
+from frontier import FULL, STEPS
+from long_run import SHORT
 from pages.claims.long_run import long_gap, step_times
 from pages.claims.words import claim
-from pages.records import best_rates
+from pages.records import best_rates, quality
 from pages.records import long_run as study
 
 
@@ -110,4 +112,20 @@ def flat_at_the_best_rate() -> str:
         f"full space has {away.told(unit='%')} in validation perplexity at {second:g} against "
         f"{first:g} {_tokens()}. The best rate is the lowest or the highest of those run to the end in "
         f"{'all of these rows' if every else '; '.join(ends) or 'no row'}"
+    )
+
+
+@claim
+def rates_by_length() -> str:
+    """The best rates of full space in runs of three lengths."""
+    short, whole = study.rates()[study.BASE], best_rates.tried(study.BASE)
+    steps = sum(SHORT[f"data.stages.{stage}.steps"] for stage in range(3))
+    first, second = sorted(whole, key=lambda lr: whole[lr])[:2]
+    apart = percent({0: whole[second]}, {0: whole[first]})
+    return (
+        f"{study.chosen_rate(study.BASE):g} in runs of {steps} steps (of {len(short)} rates, one seed), "
+        f"{quality.BASE[1]:g} in runs of {STEPS} steps on {quality.million_tokens():.1f}M tokens (of "
+        f"{len(quality.RATES)}), where one seed chooses {quality.chosen(FULL):g}, and {first:g} in runs "
+        f"of 1110 steps on {study.million_tokens():.1f}M tokens (of {len(whole)}, one seed), where "
+        f"{second:g} has {apart.told(unit='%')} against it in validation perplexity"
     )
