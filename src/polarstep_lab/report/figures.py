@@ -31,8 +31,9 @@ class Curve:
     """Mean ± one standard deviation over finished seeds, at the steps that all of them share.
 
     ``points`` has columns ``mean``, ``std`` and ``seconds`` and the steps as its index; seconds are the
-    median over the runs whose times the tables show. ``broken`` has the status and the points of each
-    run that did not finish, with columns ``value`` and ``seconds``.
+    median over the runs whose times the tables show, and NaN without such a run. ``broken`` has the
+    status and the points of each run that did not finish, with columns ``value`` and ``seconds``, which
+    are NaN if the run shared its device.
     """
 
     row: Row
@@ -45,7 +46,10 @@ class Curve:
         return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
 
     def series(self, against: str, look: Look) -> list[Series]:
-        """The mean with its band, then a dotted line for each run that did not finish."""
+        """The mean with its band, then a dotted line for each run that did not finish.
+
+        Over seconds there is no line for runs whose times do not count.
+        """
         points = self.points.reset_index(names="steps")
         mean, std = points["mean"], points["std"]
         found = [
@@ -54,7 +58,7 @@ class Curve:
         for _, lost in self.broken:
             x = lost.reset_index(names="steps")[against]
             found += [Series("", replace(look, dash=":", marker=""), x, lost["value"])]
-        return found
+        return [series for series in found if series.x.notna().any()]
 
 
 def curve_of(row: Row, benchmark: str) -> Curve:
@@ -62,15 +66,20 @@ def curve_of(row: Row, benchmark: str) -> Curve:
     found = {index: _validations(run, benchmark) for index, run in row.runs["record"].items()}
     found = {index: log for index, log in found.items() if not log.empty}
     finished = [found[index] for index in row.finished.index if index in found]
-    timed = [found[index] for index in row.timed.index if index in found] or finished
+    timed = [found[index] for index in row.timed.index if index in found]
     points = pd.DataFrame(columns=["mean", "std", "seconds"], dtype=float)
     if finished:
         values = pd.concat([log["value"] for log in finished], axis="columns").dropna()
-        seconds = pd.concat([log["seconds"] for log in timed], axis="columns")
         points = values.agg(["mean", "std"], axis="columns").fillna({"std": 0.0})
-        points = points.assign(seconds=seconds.median(axis="columns"))
-    lost = row.runs["status"][[*found]]
-    broken = [(status, found[i]) for i, status in lost.items() if status != "finished"]
+        points["seconds"] = math.nan
+        if timed:
+            seconds = pd.concat([log["seconds"] for log in timed], axis="columns")
+            points["seconds"] = seconds.median(axis="columns")
+    lost = row.runs.loc[[*found]].query("status != 'finished'")
+    broken = [
+        (run["status"], found[i].assign(seconds=math.nan) if run["shared"] else found[i])
+        for i, run in lost.iterrows()
+    ]
     return Curve(row, points, tuple(broken))
 
 
@@ -135,15 +144,18 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
         [series for curve in curves for series in curve.series(key, section.looks[curve.row])]
         for key in ("steps", "seconds")
     )
-    panels = [
-        Panel(steps, "Training step", quantity, yscale=scale, finish=finish),
-        Panel(seconds, "Seconds since the run began", quantity, yscale=scale),
-    ]
+    panels = [Panel(steps, "Training step", quantity, yscale=scale, finish=finish)]
+    if seconds:
+        panels.append(Panel(seconds, "Seconds since the run began", quantity, yscale=scale))
     caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."
     if window:
         caption += " The inset shows the last fifth of training around the curves that end best."
     if any(0 < len(row.alone) < len(row.finished) for row in section.rows):
         caption += " Seconds are those of runs that had the device to themselves."
+    ended = [curve for curve in curves if not curve.points.empty]
+    untimed = [curve.row.label for curve in ended if curve.points["seconds"].isna().all()]
+    if untimed:
+        caption += f" Without times that count: {listed(untimed) if seconds else 'all runs'}."
     if any(curve.broken for curve in curves):
         caption += " Thin dotted lines are runs that did not finish; × marks where one diverged."
     return Drawing.of_panels(name, "Trajectories", caption, (10.5, 4.9), panels, columns=2)

@@ -549,6 +549,25 @@ def test_the_seconds_of_a_curve_are_those_of_runs_alone(tmp_path):
     assert curve.points.notna().all(axis=None)
 
 
+def test_runs_whose_times_do_not_count_have_no_line_over_seconds(tmp_path):
+    started_at(tmp_path, (0, 20))
+    write_run(tmp_path / "9", method="Muon (Nesterov)", seed=0)
+    for name, status in (("0", "finished"), ("1", "diverged"), ("9", "finished")):
+        environment = json.loads((tmp_path / name / "environment.json").read_text())
+        write_json(
+            tmp_path / name / "environment.json", environment | {"device_shared": name != "9"}
+        )
+        result = json.loads((tmp_path / name / "result.json").read_text())
+        write_json(tmp_path / name / "result.json", result | {"status": status})
+    found = section(tmp_path)
+    curves = {curve.row.method: curve for curve in (curve_of(r, "nanogpt") for r in found.rows)}
+    look = next(iter(found.looks.values()))
+    shared, alone = curves.pop("AdamW"), curves.pop("Muon (Nesterov)")
+    assert [len(shared.series(axis, look)) for axis in ("steps", "seconds")] == [2, 0]
+    assert [len(alone.series(axis, look)) for axis in ("steps", "seconds")] == [1, 1]
+    assert trajectory_figure(found, "x").caption.count("Without times that count: AdamW.") == 1
+
+
 def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(tmp_path):
     write_run(
         tmp_path / "a", recipe="cifar10", benchmark="cifar10", method="AdamW", status="diverged"
