@@ -43,8 +43,8 @@ def case_of_small_models() -> str:
     full, auto = (times[name, "nanoGPT"]["ratio"] for name in (FULL_SPACE, AUTO))
     narrow = steps(BETWEEN)[FULL_SPACE, "width 384"]["ratio"]
     return (
-        f"{narrow:.1f} times AdamW's step at width 384 on one H200; on two ARM cores {full:.0f} times on "
-        f'a tenth of nanoGPT\'s matrices, and {auto:.0f} with `polar="auto"` (single runs)'
+        f"{narrow:.1f} times AdamW's step at width 384 on one H200; on two ARM cores {full:.0f} times "
+        f'on a tenth of nanoGPT\'s matrices, and {auto:.0f} with `polar="auto"` (single runs)'
     )
 
 
