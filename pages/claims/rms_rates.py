@@ -68,7 +68,11 @@ def rows() -> list[list[str]]:
     return [
         ["AdamW", f"{chosen(*ADAMW):g}", "–", "–"],
         *(
-            [words, f"{chosen(method):g}", *(of(method).told(unit="%") for of in (lost, beside_adamw))]
+            [
+                words,
+                f"{chosen(method):g}",
+                *(of(method).told(unit="%") for of in (lost, beside_adamw)),
+            ]
             for method, words in MAPS.items()
         ),
     ]
