@@ -14,6 +14,7 @@ import scaling
 from frontier import FULL, WIDTH, title_of
 from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
+from pages.claims import rms_rates
 from pages.claims.cifar10 import cifar_frontier_rows
 from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
 from pages.records import best_rates, long_run, read_json
@@ -361,6 +362,12 @@ def received_table(ledger: Path) -> str:
     return markdown(dict.fromkeys(["", *titles], "left"), rows)
 
 
+def rms_rates_table(folder: Path) -> str:
+    """The best rates on the toy GPT with ``lr_scale="rms"``, and what AdamW's rate does to each map."""
+    titles = ("best rate", "at AdamW's rate, to its own best", "at AdamW's rate, to AdamW")
+    return markdown(_first_left("optimizer", *titles), rms_rates.rows())
+
+
 TABLES: dict[str, Callable[[Path], str]] = {
     "table": step_table,
     "device": device_table,
@@ -383,4 +390,5 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "accuracies": accuracies_table,
     "choice": choice_table,
     "received": received_table,
+    "rms-rates": rms_rates_table,
 }

@@ -85,6 +85,53 @@ def test_torchs_muon_goes_on(theirs, same_map, monkeypatch):
     assert gap > 2 * tolerance
 
 
+def rows_of_a_new_run() -> list[tuple[str | None, str]]:
+    """Values of torch's ``adjust_lr_fn`` in the table of the page, and the ``lr_scale`` beside each."""
+    table = PAGE.read_text().partition("## A new run")[2].partition("\n- ")[0]
+    rows: list[tuple[str | None, str]] = []
+    for theirs, ours in re.findall(
+        r"^\| `torch.optim.Muon`, (.*?) \| (.*?) \|", table, re.MULTILINE
+    ):
+        (scale,) = re.findall(r'lr_scale="([\w-]+)"', ours)
+        rows += [(name, scale) for name in re.findall(r'adjust_lr_fn="(\w+)"', theirs)]
+        rows += [(None, scale)] * ("or none" in theirs)
+    return rows
+
+
+@pytest.mark.parametrize(("theirs", "ours"), rows_of_a_new_run(), ids=str)
+@pytest.mark.parametrize("same_map", [True, False], ids=["float32", "bfloat16"])
+def test_a_new_run_steps_as_torchs_muon_and_adamw(theirs, ours, same_map, monkeypatch):
+    """The page's call from the first step on, with the iteration of torch."""
+    if same_map:
+
+        def in_float32(M: Tensor, coefficients: Any, steps: int, eps: float) -> Tensor:
+            return ps.NewtonSchulz(steps, (tuple(coefficients),))(M)
+
+        monkeypatch.setattr("torch.optim._muon._zeropower_via_newtonschulz", in_float32)
+    torch.manual_seed(0)
+    sizes = [(32, 64), (64, 64), (64, 48), (48, 8)]
+    model = torch.nn.Sequential(*(torch.nn.Linear(*size) for size in sizes))
+    twin = copy.deepcopy(model)
+    hidden = [layer.weight for layer in list(twin)[:3]]
+    rest = [p for p in twin.parameters() if not any(p is q for q in hidden)]
+    rate = {"lr": 0.02} if ours != "rms" else {"lr": 2e-3}
+    options: dict[str, Any] = {} if theirs is None else {"adjust_lr_fn": theirs}
+    pair = [
+        torch.optim.Muon(hidden, **rate, weight_decay=0.1, **options),
+        torch.optim.AdamW(rest, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    mine = ps.muon_for(
+        model, **rate, weight_decay=0.1, lr_scale=ours, polar=POLAR, others=ps.AdamW(lr=3e-4)
+    )
+    for k in range(5):
+        for i, (p, q) in enumerate(zip(model.parameters(), twin.parameters(), strict=True)):
+            p.grad = q.grad = gaussian(*p.shape, seed=50 * k + i).float()
+        for optimizer in (mine, *pair):
+            optimizer.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert (p - q).norm() <= (1e-5 if same_map else 0.02) * q.norm()
+
+
 def test_torchs_muon_and_adamw_side_by_side():
     """Two optimizers of theirs become one of ours, for a whole model."""
 

@@ -6,6 +6,8 @@ A page has a claim between ``<!-- claim: NAME -->`` and ``<!-- end -->``; ``pyth
 it there. NAME is a function that :func:`pages.claims.words.claim` registered, with hyphens. Claims lie
 by subject:
 
+    beside_torch   what ``torch.optim.Muon`` costs, and where it ends
+    cases       what a step costs in each case of the first table of ``docs/which.md``
     cost        what a step costs on a GPU, against AdamW's and against other libraries'
     cpu         what it costs on a CPU
     quality     perplexity after 24.6 million tokens, against full space
@@ -23,7 +25,7 @@ by subject:
     ranks       bytes and products of steps on many ranks, by the ledger
     flops       what the ledger leaves unexplained of the paper's counts
     fuzzer      the recorded run of the fuzzer
-    memory      what a large parameter needs
+    memory      what an optimizer keeps, and what a large parameter needs
 
 Intervals are 95% t-intervals over paired seeds. A claim that one map is better, or as good, says how
 many seeds, which baseline and how many tokens.
@@ -34,6 +36,8 @@ from pages.claims import (  # noqa: F401
     ablations,
     adaptive,
     best_rates,
+    beside_torch,
+    cases,
     cifar10,
     cost,
     cpu,

@@ -1,8 +1,10 @@
-"""What a large parameter needs: the size from which it is updated in place, and the memory of a step."""
+"""The memory of an optimizer: its state, and what a large parameter needs in a step."""
 
 from __future__ import annotations
 
+from pages.claims.cases import AUTO
 from pages.claims.words import claim
+from pages.records.costs import FULL_SPACE, columns_of_auto, steps
 from polarstep.optim.stepping.large import peak
 from polarstep.products.in_place import LARGE
 
@@ -22,3 +24,31 @@ def memory_of_a_large_step() -> str:
         f"{told}. These are M itself, half of its Gram matrix, and a few rows. A square parameter "
         f"cannot need less than {peak(2**40, 2**40):.1f} times its memory in this way"
     )
+
+
+@claim
+def state_of_maps() -> str:
+    """The state of AdamW, of full space and of ``auto`` as measured, and what a warm sketch is of it."""
+
+    def state(load: str) -> str:
+        adamw, full, auto = (
+            steps()[name, load]["state_mib"] for name in ("AdamW, fused", FULL_SPACE, AUTO)
+        )
+        return f'{adamw:.0f} MiB with AdamW, {full:.0f} in full space and {auto:.0f} with `"auto"`'
+
+    small, large = columns_of_auto()
+    return (
+        f"{state('nanoGPT')} (ℓ = {small}) for nanoGPT's matrices, and {state('8B layer')} "
+        f"(ℓ = {large}) for one layer of an 8B model, in float32"
+    )
+
+
+@claim
+def memory_of_a_step() -> str:
+    """What a step takes besides, as measured on a GPU."""
+    told = [
+        f"{steps()[FULL_SPACE, load]['extra_mib']:.0f} MiB in full space and "
+        f'{steps()[AUTO, load]["extra_mib"]:.0f} with `"auto"` for {words}'
+        for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "the 8B layer"))
+    ]
+    return " and ".join(told)

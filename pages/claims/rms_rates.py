@@ -6,7 +6,6 @@ the test half, over the seeds that both rates have, seed 0 among them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
 from differences import Change, percent
@@ -19,9 +18,9 @@ CHOOSING = 0
 ADAMW = ("AdamW", "spectral")  # AdamW does not read lr_scale; this is the recipe's
 DEFLATED = "Deflated Muon"
 MAPS = {
-    "Muon (PolarExpress 5)": "PolarExpress in full space",
+    "Muon (PolarExpress 5)": "full space, PolarExpress",
     DEFLATED: "`Deflated`",
-    "Rand Muon (Nes.-Gaussian)": "the paper's `LowRank`",
+    "Rand Muon (Nes.-Gaussian)": "`LowRank`, the paper's",
 }
 Figures = dict[float, dict[int, float]]
 """A figure by rate, then by seed."""
@@ -64,24 +63,28 @@ def beside_adamw(method: str) -> Change:
     return percent(by_rate(method)[1][rate], by_rate(*ADAMW)[1][rate])
 
 
-def _each(told: Callable[[str], str]) -> str:
-    """What is told of every map, as ``x with A, y with B and z with C``."""
-    *first, last = [f"{told(method)} with {words}" for method, words in MAPS.items()]
-    return f"{', '.join(first)} and {last}"
+def rows() -> list[list[str]]:
+    """The table of the page: of each method the best rate, and what AdamW's best rate does to it."""
+    return [
+        ["AdamW", f"{chosen(*ADAMW):g}", "–", "–"],
+        *(
+            [
+                words,
+                f"{chosen(method):g}",
+                *(of(method).told(unit="%") for of in (lost, beside_adamw)),
+            ]
+            for method, words in MAPS.items()
+        ),
+    ]
 
 
 @claim
 def rms_rates() -> str:
-    """The best rate of each map on the toy GPT, and what AdamW's best rate costs it."""
-    rate, tried = chosen(*ADAMW), sorted(by_rate(*ADAMW)[0])
-    rates = _each(lambda method: f"{chosen(method):g}")
-    costs = _each(lambda method: lost(method).told(unit="%"))
-    beside = _each(lambda method: beside_adamw(method).told(unit="%"))
+    """The length of the runs on the toy GPT, and the rates that were tried."""
+    tried = sorted(by_rate(*ADAMW)[0])
     return (
-        f"after {tokens_of(RECIPE) / 1e6:.2f}M tokens AdamW is best at {rate:g}, of {len(tried)} rates "
-        f'from {tried[0]:g} to {tried[-1]:g}, each twice the one before. With `lr_scale="rms"` the '
-        f"best rate is {rates}. At AdamW's rate test perplexity changes by {costs}, against the map's "
-        f"own best rate. Against AdamW, both at AdamW's rate, it changes by {beside}"
+        f"after {tokens_of(RECIPE) / 1e6:.2f}M tokens, of {len(tried)} rates from {tried[0]:g} to "
+        f"{tried[-1]:g}, each twice the one before"
     )
 
 

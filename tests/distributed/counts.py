@@ -38,6 +38,10 @@ MAPS: dict[str, ps.PolarMap] = {
     "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
     "kept": ps.LowRank(16, 8, 0, keep=2),
 }
+CARRYING: dict[str, ps.PolarMap] = {
+    "auto's": ps.Deflated(ps.LowRank(16, 8, sketch=Warm()), ps.NewtonSchulz(1, "flat")),
+    "rest scaled": ps.Deflated(ps.LowRank(16, 8)),
+}
 PLANS = ("sharded", "owner", "replicated", "gather")
 OVERLAPPING = ("sharded", "owner", "replicated", "gather")
 KEPT = 3  # a step that uses the basis of step 2
@@ -164,6 +168,12 @@ def copied_cases() -> list[tuple[str, str, str]]:
     return [case for case in cases(4) if case[0] in plans and case[1] in maps]
 
 
+def carrying_cases() -> list[tuple[str, str, str]]:
+    """Plan, map and shape of the cases of deflated maps, whose carries travel with M and T."""
+    shapes = ("small tall", "small wide")
+    return [(p, name, s) for p in ("owner", "replicated") for name in CARRYING for s in shapes]
+
+
 def no_tiles() -> bool:
     """The ledger counts products in float32."""
     return False
@@ -187,6 +197,8 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         found["copied", plan, name, shape] = counted(
             shape, MAPS[name], plan, torch.float32, at, copies=2
         )
+    for plan, name, shape in carrying_cases():
+        found[plan, name, shape] = counted(shape, CARRYING[name], plan, torch.float32)
     for shape in ("small tall", "small wide"):
         found["by norm", shape] = counted(
             shape, MAPS["h=1"], "sharded", torch.float32, lr_scale="rms"

@@ -68,6 +68,18 @@ def test_steps_by_the_norm_receive_one_number_more_where_the_long_side_is_cut(ra
         assert expected - without == count * (ranks - 1) / ranks * more
 
 
+@needs_gloo
+@pytest.mark.parametrize(("plan", "name", "shape"), counts.carrying_cases())
+def test_what_a_deflated_map_carries_is_counted(plan, name, shape, found) -> None:
+    """A warm head's start and the vectors for the norm of the rest go to the owner and back."""
+    count, m, n = counts.SHAPES[shape]
+    for ranks in RANKS:
+        results = [there[plan, name, shape] for there in found[ranks]]
+        where = (plan, m, n, count, ranks, counts.CARRYING[name])
+        expected = ledger.bytes_received(*where, itemsize=4)
+        assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
+
+
 def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     """The mean over ranks is what the ledger says; the routing table has the same bytes."""
     count, m, n = counts.SHAPES[shape]

@@ -12,6 +12,7 @@ copies of the matrices (HSDP). Then S = N/copies ranks hold the parts of a copy.
     owner        M there:               (S − 1)/S·mn/N            from the owner's own copy
                  T back:                (N − 1)/N·mn/S            or the two factors of T's part
     replicated   T to all:              (N − 1)/N·mn              or its two factors, ℓ(m + n)
+                 a warm sketch:         ℓ·max(m, n) more numbers of M and of T, with an owner too
     sharded      sums of ℓ columns:     2(N − 1)/N·ℓ·d for every product that is summed over the shards,
                                         with d the side that is not cut, and ℓ(ℓ + 1)/2 numbers for
                                         every Gram matrix
@@ -22,14 +23,17 @@ those of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU i
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
 from polarstep import flops, products
-from polarstep.polar import LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import Deflated, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar.containing import Containing
 from polarstep.polar.finders import Kept
+from polarstep.polar.rest_norm import vectors_shape
 from polarstep.sketch import Gaussian
 
 __all__ = [
@@ -311,10 +315,13 @@ def _square(ops: products.Products, ell: int, long: int, passes: int) -> int:
 
 
 def _carried(polar: PolarMap, m: int, n: int) -> int:
-    """Numbers that a matrix carries from step to step."""
+    """Numbers that a map carries from step to step for a matrix, without those of a transform."""
     d0, d1 = min(m, n), max(m, n)
-    if isinstance(polar, LowRank) and isinstance(polar.finder, Kept):
-        return polar.width * d0
-    if isinstance(polar, LowRank) and isinstance(polar.finder, Warm):
-        return polar.width * d1
+    if isinstance(polar, LowRank):
+        warm, kept = (isinstance(polar.finder, kind) for kind in (Warm, Kept))
+        return polar.width * (warm * d1 + kept * d0)
+    if isinstance(polar, Deflated) and polar.rest is None:
+        return _carried(polar.head, m, n) + math.prod(vectors_shape(m, n))
+    if isinstance(polar, Containing):
+        return _carried(polar.inside(m, n, torch.device("cpu")), m, n)
     return 0

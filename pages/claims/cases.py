@@ -1,0 +1,118 @@
+"""What a step costs in each case of the first table of ``docs/which.md``."""
+
+from __future__ import annotations
+
+import torch
+
+import polarstep as ps
+from pages.claims.scaling import widest
+from pages.claims.words import claim
+from pages.records.costs import BETWEEN, FULL_SPACE, steps
+from pages.records.maps import at_chosen
+from pages.records.quality import million_tokens, quality
+from polarstep.distributed import ledger
+from polarstep.optim.transforms import followed
+
+AUTO = "auto"
+"""``polar="auto"`` in the record of all our maps."""
+RANKS = 8
+LAYERS, D = 16, 2048
+GPT = ((4 * LAYERS, D, D), (LAYERS, 4 * D, D), (LAYERS, D, 4 * D))
+"""(count, m, n) of the hidden matrices of a GPT: with embedding and head it has a billion parameters."""
+FULL = ps.NewtonSchulz(5, "polar-express")
+NARROW = ps.LowRank(120, power=0)
+"""A low-rank map whose sums on shards are fewer bytes than M and T, on all matrices of :data:`GPT`."""
+ADAPTED, ADAPTER_RANK = 4096, 16
+MB = 2**20
+
+
+def _price(load: str, *, rows: bool = False) -> str:
+    """The time of a step of ``auto`` on a workload, over AdamW's."""
+    return f"{steps()[AUTO + ', rows normalized' * rows, load]['ratio']:.1f}"
+
+
+def _full(load: str) -> str:
+    """The same of full space."""
+    return f"{steps()[FULL_SPACE, load]['ratio']:.1f}"
+
+
+@claim
+def case_of_small_models() -> str:
+    """What full space costs on narrow matrices, and on a CPU, where ``auto`` saves half of it."""
+    times = steps("results/step-cost/cpu-arm.json")
+    full, auto = (times[name, "nanoGPT"]["ratio"] for name in (FULL_SPACE, AUTO))
+    narrow = steps(BETWEEN)[FULL_SPACE, "width 384"]["ratio"]
+    return (
+        f"{narrow:.1f} times AdamW's step at width 384 on one H200; on two ARM cores {full:.0f} times "
+        f'on a tenth of nanoGPT\'s matrices, and {auto:.0f} with `polar="auto"` (single runs)'
+    )
+
+
+@claim
+def case_of_one_gpu() -> str:
+    """What ``auto`` costs and loses on the matrices of a GPT of width 768."""
+    alone, rows = (
+        quality(at_chosen(name)).told(unit="%") for name in ("lift-120-warm", "lift-120-warm+rows")
+    )
+    return (
+        f"{_price('nanoGPT')} times AdamW's step on nanoGPT's matrices, where full space takes "
+        f"{_full('nanoGPT')}; {_price('nanoGPT', rows=True)} with normalized rows. Test perplexity "
+        f"against full space without such rows, after {million_tokens():.1f}M tokens: {alone}, and with "
+        f"normalized rows {rows}; without them at width {widest()}"
+    )
+
+
+@claim
+def case_of_wide_matrices() -> str:
+    """What ``auto`` costs on the matrices of an 8B model."""
+    load = "8B layer"
+    return (
+        f"{_price(load)} times AdamW's step on the matrices of one layer, where full space takes "
+        f"{_full(load)}; {_price(load, rows=True)} with normalized rows"
+    )
+
+
+@claim
+def case_of_adapters() -> str:
+    """The products of full space on two factors of LoRA, over those on the layer."""
+    d, rank = ADAPTED, ADAPTER_RANK
+    share = (FULL.flops(rank, d) + FULL.flops(d, rank)) / FULL.flops(d, d)
+    return (
+        f"with rank {rank} on a {d}×{d} layer the two factors take {share:.3%} of the FLOPs of full "
+        "space on the layer"
+    )
+
+
+def megabytes(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
+    """What a rank receives for :data:`GPT` in a step: rows cut, by the plan with the fewest bytes."""
+    received = 0.0
+    for count, m, n in GPT:
+        its = followed(polar.on(m, n, torch.device("cuda")), transform)
+        plans: list[ledger.Plan] = ["owner"]
+        if ledger.sharded_reason(its) is None:
+            plans.append("sharded")
+        received += min(ledger.bytes_received(plan, m, n, count, RANKS, its) for plan in plans)
+    return received / MB
+
+
+@claim
+def case_of_many_ranks() -> str:
+    """What a rank of eight receives in a step, by the ledger, and how much a gathering of weights is."""
+    hidden = sum(count * m * n for count, m, n in GPT)
+    weights = (RANKS - 1) / RANKS * hidden * 2 / MB
+    return (
+        f'each GPU receives {megabytes(ps.Auto()):.0f} MB in a step with `"auto"` and '
+        f"{megabytes(FULL):.0f} MB in full space, where gathering the same weights once in bfloat16 "
+        f"is {weights:.0f} MB (by formulas, for {LAYERS} layers with {hidden / 1e6:.0f}M hidden weights)"
+    )
+
+
+@claim
+def rows_on_many_ranks() -> str:
+    """What normalized rows add to the bytes of a low-rank map that could run on shards."""
+    without, with_rows = (megabytes(NARROW, rows) for rows in (None, ps.NormalizedRows()))
+    return (
+        f"for the hidden matrices of a GPT of {LAYERS} layers × {D} on {RANKS} ranks a rank then "
+        f"receives {with_rows:.0f} MB in a step in place of {without:.0f}, with "
+        "`ps.LowRank(120, power=0)`"
+    )
