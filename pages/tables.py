@@ -19,21 +19,20 @@ from pages.claims.cifar10 import cifar_frontier_rows
 from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
 from pages.records import best_rates, long_run, read_json
 from pages.records.costs import (
-    AUTO,
     HELD,
-    SIXTH,
     TIMES,
     applied,
-    columns_of_auto,
     memory,
     on_hosts,
     steps,
 )
-from pages.records.maps import HEADLINE, Weighed, peers, weighed, with_share, with_shares
+from pages.records.maps import Weighed, headline_maps, peers, weighed, with_share, with_shares
 from pages.records.quality import (
+    BASE,
     RATES,
     TEST,
     at_chosen_rates,
+    chosen,
     million_tokens,
     perplexities,
     quality,
@@ -181,6 +180,7 @@ def peers_table(record: Path) -> str:
     """
     first = next(iter(HELD))
     table = []
+    bases = _baselines()
     ours = [each for each in weighed() if each.timed and each.trained]
     others = peers()
     long = any(each.long in long_run.runs() for each in others)
@@ -192,9 +192,10 @@ def peers_table(record: Path) -> str:
         ]
         rate = _rate(each)
         title = each.timed if each in others and each.timed else each.title
-        cells = [title, *times, memory(rows[0]), rate, _told(each)]
+        cells = [title, *times, memory(rows[0]), rate, *(_told(each, base) for base in bases)]
         table.append([*cells, _told_of_the_long_run(each)] if long else cells)
-    titles = [*_loads(), f"MiB, {first}", "rate", "test perplexity, to full space"]
+    titles = [*_loads(), f"MiB, {first}", "rate", f"test perplexity, {_to(bases[0])}"]
+    titles += [f"the same, {_to(base)}" for base in bases[1:]]
     if long:
         titles.append(f"test, after {long_run.million_tokens():.1f}M tokens")
     return markdown(_first_left("optimizer", *titles), table)
@@ -250,26 +251,21 @@ def accuracies_table(folder: Path) -> str:
 
 def headline_table(record: Path) -> str:
     """What a user gives, what a step of it costs, and where training ends: the README's table."""
-    maps = {each.title: each for each in weighed()}
     table = []
-    for given, title in HEADLINE:
-        each = maps[title]
-        assert each.timed is not None
-        timed, columns = dict.fromkeys(HELD, each.timed), each.columns
-        if each.timed.startswith(SIXTH):
-            timed = {load: AUTO[load] + each.timed.removeprefix(SIXTH) for load in HELD}
-            columns = columns_of_auto()
-        times = [f"{steps()[name, load]['ratio']:.1f}×" for load, name in timed.items()]
-        ells = ", ".join(with_shares(columns or ())) or "–"
+    for given, each in headline_maps():
+        times = [f"{steps()[each.timed or '', load]['ratio']:.1f}×" for load in HELD]
+        ells = ", ".join(with_shares(each.columns or ())) or "–"
         table.append([given, ells, *times, _told(each), _told_of_the_long_run(each)])
     after = [f"{of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
-    titles = ("ℓ as timed", *_loads(), f"perplexity, {after[0]}", f"perplexity, {after[1]}")
+    ends = (f"perplexity, {after[0]}, {_to(BASE)}", f"perplexity, {after[1]}, to full space")
+    titles = ("ℓ as timed", *_loads(), *ends)
     return markdown(_first_left("you give", *titles), table)
 
 
 def weighed_table(record: Path) -> str:
     """What a step of each map costs, against AdamW's, and what the map does to perplexity."""
     table = []
+    bases = _baselines()
     for each in weighed():
         times = [
             f"{row['ratio']:.2f}×"
@@ -277,17 +273,31 @@ def weighed_table(record: Path) -> str:
             else "not timed"
             for load in HELD
         ]
-        table.append([each.name, *times, _told(each), _told_of_the_long_run(each)])
+        told = [_told(each, base) for base in bases]
+        table.append([each.name, *times, *told, _told_of_the_long_run(each)])
     after = [f"after {of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
-    titles = (*_loads(), f"test, to full space, {after[0]}", f"the same, {after[1]}")
+    titles = [*_loads(), f"test, {after[0]}, {_to(bases[0])}"]
+    titles += [f"the same, {_to(base)}" for base in bases[1:]]
+    titles.append(f"test, {after[1]}, to full space")
     return markdown(_first_left("map", *titles), table)
 
 
-def _told(each: Weighed) -> str:
+def _baselines() -> list[tuple[str, float]]:
+    """Full space at the rate of the text, and at the one that the seed of choices has for it."""
+    rate = chosen(FULL)
+    return [BASE] if rate in (None, BASE[1]) else [BASE, (FULL, rate)]
+
+
+def _to(base: tuple[str, float]) -> str:
+    """What a column is compared with."""
+    return f"to full space at {base[1]:g}"
+
+
+def _told(each: Weighed, base: tuple[str, float] = BASE) -> str:
     """The quality of a map, for a table."""
     if each.trained is None:
         return "not run"
-    found = quality(each.trained)
+    found = quality(each.trained, base)
     return found.told(unit="%") if found.interval or found.pairs == 1 else "–"
 
 
@@ -347,7 +357,7 @@ def choice_table(folder: Path) -> str:
         "map": "left",
         "ℓ as timed": "right",
         "ℓ as trained": "right",
-        "test perplexity, to full space": "right",
+        f"test perplexity, {_to(BASE)}": "right",
     }
     return markdown(columns, table)
 

@@ -11,6 +11,7 @@ by subject:
     cost        what a step costs on a GPU, against AdamW's and against other libraries'
     cpu         what it costs on a CPU
     quality     perplexity after 24.6 million tokens, against full space
+    rates       the rates of those runs, and which of them name their source
     over_time   how long those runs take, and when they reach a perplexity
     scaling     how that gap changes with the tokens and with the width
     cifar10     accuracy on CIFAR-10
@@ -35,8 +36,8 @@ many seeds, which baseline and how many tokens.
 from pages.claims import (  # noqa: F401
     ablations,
     adaptive,
-    best_rates,
     beside_torch,
+    best_rates,
     cases,
     cifar10,
     cost,
@@ -48,6 +49,7 @@ from pages.claims import (  # noqa: F401
     over_time,
     quality,
     ranks,
+    rates,
     rms_rates,
     scaling,
     short_runs,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pages.claims.cases import AUTO
 from pages.claims.words import claim
-from pages.records.costs import FULL_SPACE, on_hosts, steps
+from pages.records.costs import AUTO, FULL_SPACE, on_hosts, steps
 from pages.records.maps import peers
 from pages.records.quality import BASE, at_chosen_rates, chosen, million_tokens, quality
 

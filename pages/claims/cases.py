@@ -7,14 +7,12 @@ import torch
 import polarstep as ps
 from pages.claims.scaling import widest
 from pages.claims.words import claim
-from pages.records.costs import BETWEEN, FULL_SPACE, steps
+from pages.records.costs import AUTO, BETWEEN, FULL_SPACE, steps
 from pages.records.maps import at_chosen
 from pages.records.quality import million_tokens, quality
 from polarstep.distributed import ledger
 from polarstep.optim.transforms import followed
 
-AUTO = "auto"
-"""``polar="auto"`` in the record of all our maps."""
 RANKS = 8
 LAYERS, D = 16, 2048
 GPT = ((4 * LAYERS, D, D), (LAYERS, 4 * D, D), (LAYERS, D, 4 * D))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from frontier import WIDTH
+from pages import ROOT
 from pages.claims.long_run import long_gap, one_rate
 from pages.claims.scaling import widest
 from pages.claims.words import claim
@@ -20,6 +21,7 @@ from pages.records.costs import (
     MAPS,
     MAPS_AGAIN,
     SIXTH,
+    STEP_COST,
     TWELFTH,
     WITH_AN_RMS,
     columns_of_auto,
@@ -42,8 +44,7 @@ def ratio(optimizer: str, workload: str) -> str:
 def deflated_price() -> str:
     """What the map of ``auto`` costs and saves, at which ranks, and how a rank that small trains."""
     small, large = (
-        f"{ratio(deflated, load)} instead of {ratio(FULL_SPACE, load)} times"
-        for load, deflated in AUTO.items()
+        f"{ratio(AUTO, load)} instead of {ratio(FULL_SPACE, load)} times" for load in HELD
     )
     ells = columns_of_auto()
     gap = best_rates.gap(study.MAP_OF_AUTO).told(unit="%")
@@ -61,8 +62,7 @@ def deflated_price() -> str:
 def auto_share() -> str:
     """The part of full space's time that a step of ``auto`` takes, and at which ranks."""
     parts = [
-        f"{steps()[deflated, load]['ratio'] / steps()[FULL_SPACE, load]['ratio']:.0%}"
-        for load, deflated in AUTO.items()
+        f"{steps()[AUTO, load]['ratio'] / steps()[FULL_SPACE, load]['ratio']:.0%}" for load in HELD
     ]
     widths = zip(HELD.values(), columns_of_auto(), strict=True)
     small, large = (f"ℓ = {ell}, {ell / d:.0%}" for d, ell in widths)
@@ -75,13 +75,17 @@ def auto_share() -> str:
 @claim
 def narrow_share() -> str:
     """The part of full space's time that a deflated map takes on narrower matrices."""
-    told = [
-        f"{_on_device(SIXTH, load) / _on_device(FULL_SPACE, load):.0%} at {rows}"
-        for load, rows in _narrow().items()
-    ]
+    rows = steps(BETWEEN)
+    whole, device = (
+        [
+            f"{rows[SIXTH, load][ms] / rows[FULL_SPACE, load][ms]:.0%} at {d}"
+            for load, d in _narrow().items()
+        ]
+        for ms in ("ms", "device_ms")
+    )
     return (
-        f"{', '.join(told[:-1])} and {told[-1]} rows (48 square matrices and 24 of four times the "
-        "length, on the device)"
+        f"{', '.join(whole[:-1])} and {whole[-1]} rows, and of its time on the device alone "
+        f"{', '.join(device[:-1])} and {device[-1]} (48 square matrices and 24 of four times the length)"
     )
 
 
@@ -108,16 +112,41 @@ def waits_for_host() -> str:
 
 
 @claim
+def full_space_again() -> str:
+    """What full space costs in every record of an H200 that has both sets of matrices."""
+    found = []
+    for path in sorted((ROOT / STEP_COST).glob("h200*.json")):
+        rows = [row for row in read_json(path).get("steps", ()) if isinstance(row, dict)]
+        ratios = {row["workload"]: row["ratio"] for row in rows if row["optimizer"] == FULL_SPACE}
+        if ratios.keys() >= HELD.keys():
+            found.append(ratios)
+    ends = {
+        load: (min(each[load] for each in found), max(each[load] for each in found))
+        for load in HELD
+    }
+    told = [
+        f"{ends[load][0]:.2f} to {ends[load][1]:.2f} times AdamW's on {words}"
+        for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "the 8B layer"))
+    ]
+    shown = steps()[FULL_SPACE, "nanoGPT"]["ratio"]
+    highest = ", the highest of them" if shown == ends["nanoGPT"][1] else ""
+    return (
+        f"in {len(found)} records, of several hosts and commits, a step of full space takes "
+        f"{' and '.join(told)}; the record of these tables has {shown:.2f} on nanoGPT's "
+        f"matrices{highest}"
+    )
+
+
+@claim
 def head_prices() -> str:
     """What heads of three widths cost on an 8B layer."""
-    assert columns_of_auto()[-1] == _columns_at_4096(AUTO["8B layer"])
     told = []
     for name in (SIXTH, EIGHTH, TWELFTH):
-        part = name.partition("ℓ = ")[2]
-        which = " of `auto`" if name == AUTO["8B layer"] else ""
-        price = steps()[name, "8B layer"]["ratio"]
-        ell = _columns_at_4096(name)
-        told.append(f"{price:.2f} with the head of {part}{which} (ℓ = {ell})")
+        part, ell = name.partition("ℓ = ")[2], _columns_at_4096(name)
+        of_auto = ell == columns_of_auto()[-1]
+        price = steps()[AUTO if of_auto else name, "8B layer"]["ratio"]
+        which = ", `auto` itself" if of_auto else ""
+        told.append(f"{price:.2f} with the head of {part} (ℓ = {ell}{which})")
     return f"{told[0]}, {told[1]} and {told[2]}"
 
 
@@ -296,10 +325,10 @@ def rows_price() -> str:
     for load, words in (("nanoGPT", "nanoGPT's matrices"), ("8B layer", "an 8B layer")):
         pairs = [
             f"{ratio(f'{name}, rows normalized', load)} instead of {ratio(name, load)}"
-            for name in (FULL_SPACE, AUTO[load])
+            for name in (FULL_SPACE, AUTO)
         ]
         told.append(
-            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with `Deflated` "
+            f"{pairs[0]} times AdamW's step in full space and {pairs[1]} times with `auto` "
             f"on {words}"
         )
     return ", ".join(told)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from pages.claims.cases import AUTO
 from pages.claims.words import claim
-from pages.records.costs import FULL_SPACE, columns_of_auto, steps
+from pages.records.costs import AUTO, FULL_SPACE, columns_of_auto, steps
 from polarstep.optim.stepping.large import peak
 from polarstep.products.in_place import LARGE
 

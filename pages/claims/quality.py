@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 
-from differences import Change, change, paired
+from differences import Change, change, paired, percent
 from frontier import reported
 from pages import ROOT
 from pages.claims.cost import ratio
@@ -13,12 +14,12 @@ from pages.claims.long_run import long_gap, one_rate
 from pages.claims.words import claim, signed
 from pages.records import best_rates
 from pages.records import long_run as study
-from pages.records.costs import AUTO, FULL_SPACE, SIXTH
+from pages.records.costs import AUTO, FULL_SPACE, HELD
 from pages.records.maps import Weighed, at_chosen, peers, weighed
 from pages.records.quality import (
     BASE,
-    RATES,
     TEST,
+    VALIDATION,
     at_chosen_rates,
     chosen,
     million_tokens,
@@ -40,25 +41,8 @@ def low_rank_loss() -> str:
     """What a quarter of the rank costs."""
     return (
         f"ends {versus_full(at_chosen('low-rank'))} higher in test perplexity than five PolarExpress "
-        f"steps in full space after {million_tokens():.1f}M tokens"
+        f"steps in full space at {BASE[1]:g} after {million_tokens():.1f}M tokens"
     ).replace("+", "", 1)
-
-
-@claim
-def rates_of_maps() -> str:
-    """What chose the rates of the maps, and which rows are exceptions."""
-    ours = [each for each in weighed() if each.trained and each.trained != BASE]
-    tried_once = [each for each in ours if each.trained and chosen(each.trained[0]) is None]
-    assert all("+warmup" not in each.trained[0] for each in ours[1:] if each.trained)
-    assert ours[0].trained == at_chosen("adamw+warmup")
-    exceptions = "".join(
-        f"; {each.title} had one rate, {each.trained[1]:g}" for each in tried_once if each.trained
-    )
-    return (
-        f"The rate of a row is the best of three or more on another seed than those shown. Full space "
-        f"has {BASE[1]:g}, with which it ends lower on the seeds shown than with {chosen(BASE[0]):g}, "
-        f"the choice of that seed. AdamW has a warm-up{exceptions}"
-    )
 
 
 @claim
@@ -78,32 +62,56 @@ def rows_gain() -> str:
 
 @claim
 def pairs_with_rows() -> str:
-    """In how many pairs of runs normalized rows end lower, without the seed that chose rates."""
+    """What normalized rows gain at each map's own rates, and at equal rates.
+
+    Without the seed that chose the rates. Full space without rows has the rate of the tables, at which
+    it ends lower on the other seeds.
+    """
+    found = perplexities(TEST)
+    own = [
+        (each.trained, BASE if plain == BASE[0] else at_chosen(plain))
+        for each in weighed()
+        if each.trained and each.trained[0].endswith("+rows")
+        for plain in [each.trained[0].removesuffix("+rows")]
+    ]
+    equal = [
+        ((name, lr), (name.replace("+rows", ""), lr))
+        for name, lr in found
+        if "+rows" in name and found.get((name.replace("+rows", ""), lr))
+    ]
+    best, pairs_of_best, maps = _gain_of_rows(own)
+    alike, pairs, both = _gain_of_rows(equal)
+    return (
+        f"by {best} in the mean of {maps} maps against the same maps without them, each at the best of "
+        f"its own rates ({pairs_of_best} pairs of runs), and by {alike} in the mean of {both} maps and "
+        f"rates where both have one rate ({pairs} pairs), after {million_tokens():.1f}M tokens"
+    ).replace("+", "")
+
+
+Trained = tuple[str, float]
+
+
+def _gain_of_rows(compared: Iterable[tuple[Trained, Trained]]) -> tuple[str, str, int]:
+    """How far maps end below others in the mean, in how many pairs of runs, and the number of maps."""
     found = perplexities(TEST)
     gains: dict[int, list[float]] = {}
-    for (name, lr), runs in found.items():
-        base = found.get((name.replace("+rows", ""), lr), {})
-        if "+rows" in name:
-            for seed in reported(runs).keys() & base.keys():
-                gains.setdefault(seed, []).append(100 * (runs[seed] / base[seed] - 1))
+    for rows, base in compared:
+        for seed in reported(found[rows]).keys() & found[base].keys():
+            gains.setdefault(seed, []).append(100 * (1 - found[rows][seed] / found[base][seed]))
     (maps,) = {len(each) for each in gains.values()}
     every = [gain for each in gains.values() for gain in each]
-    mean = change(-statistics.fmean(each) for each in gains.values())
-    return (
-        f"in {sum(gain < 0 for gain in every)} of {len(every)} pairs of runs against the same map "
-        f"without them, after {million_tokens():.1f}M tokens, by {mean.told(unit='%')} in the mean of "
-        f"{maps} maps and rates"
-    ).replace("+", "", 1)
+    mean = change(statistics.fmean(each) for each in gains.values())
+    return mean.told(unit="%"), f"{sum(gain > 0 for gain in every)} of {len(every)}", maps
 
 
 @claim
 def deflated_with_rows() -> str:
     """Whether the map of ``auto`` with normalized rows reaches full space for less, at width 768."""
-    prices = [ratio(name, "nanoGPT") for name in (f"{SIXTH}, rows normalized", FULL_SPACE)]
+    prices = [ratio(name, "nanoGPT") for name in (f"{AUTO}, rows normalized", FULL_SPACE)]
     return (
-        f"{versus_full(at_chosen('lift-120-warm+rows'))} in test perplexity against full space without "
-        f"normalized rows, after {million_tokens():.1f}M tokens, for {prices[0]} instead of {prices[1]} "
-        "times AdamW's step on nanoGPT's matrices"
+        f"{versus_full(at_chosen('lift-120-warm+rows'))} in test perplexity against full space at "
+        f"{BASE[1]:g} without normalized rows, after {million_tokens():.1f}M tokens, for {prices[0]} "
+        f"instead of {prices[1]} times AdamW's step on nanoGPT's matrices"
     )
 
 
@@ -145,13 +153,24 @@ def kept_basis_loss() -> str:
     )
 
 
-def _within(found: Change, tokens: float, goal: float = 1.0) -> str:
-    """Whether a map is so near full space, in percent: with its interval, by its mean, or not."""
-    assert found.interval is not None
+def _within(test: Change, validation: Change, tokens: float, goal: float = 1.0) -> str:
+    """Whether a map is so near full space, in percent: with its interval, by its mean, or not.
+
+    Both texts must say so: on three seeds an interval of one of them may be short by chance.
+    """
     words = "not"
-    if found.value <= goal:
-        words = "with its interval" if found.ends[1] <= goal else "by its mean"
-    return f"{words} after {tokens:.1f}M tokens, {found.told(unit='%')}"
+    if max(test.value, validation.value) <= goal:
+        intervals = max(test.ends[1], validation.ends[1]) <= goal
+        words = "with its interval" if intervals else "by its mean"
+    return (
+        f"{words} after {tokens:.1f}M tokens, {test.told(unit='%')} in test and "
+        f"{validation.told(unit='%')} in validation perplexity"
+    )
+
+
+def _on_validation(slug: str) -> Change:
+    """A row of the long run against full space, both at the rates of its table, by validation text."""
+    return percent(study.validations(slug), study.validations(study.BASE))
 
 
 @claim
@@ -159,28 +178,49 @@ def within_a_hundredth() -> str:
     """Whether heads of three widths are within 1% of full space, in runs of two lengths."""
     told = []
     at_their_best = {row.slug for row in best_rates.rows()}
+    seen = perplexities(VALIDATION)
     for words, trained, slug in (
-        ("a sixth", ("lift-120-warm", 0.014), "deflated-120"),
+        ("a sixth", ("lift-120-warm", 0.014), study.MAP_OF_AUTO),
         ("an eighth", ("lift-88-warm", 0.014), "deflated-88"),
         ("a twelfth", ("lift-56-warm", 0.014), "deflated"),
     ):
-        long = best_rates.gap(slug) if slug in at_their_best else study.gap(slug)
+        long, on_validation = study.gap(slug), _on_validation(slug)
+        if slug in at_their_best:
+            long = best_rates.gap(slug)
+            both = (
+                best_rates.validations(each, best_rates.best(each)) for each in (slug, study.BASE)
+            )
+            on_validation = percent(*both)
         assert long is not None
-        short = _within(quality(trained), million_tokens())
-        told.append(
-            f"a head of {words} of the width {short}, and {_within(long, study.million_tokens())}"
-        )
+        by_validation = percent(reported(seen[trained]), seen[BASE])
+        short = _within(quality(trained), by_validation, million_tokens())
+        longer = _within(long, on_validation, study.million_tokens())
+        told.append(f"a head of {words} of the width {short}, and {longer}")
     return (
-        f"{'; '.join(told)}, in test perplexity against full space. Each is at the best of its rates "
-        f"over all steps, but for an eighth and a twelfth after {study.million_tokens():.1f}M tokens: "
-        f"these are {one_rate('').strip()}"
+        f"{'; '.join(told)}, against full space. Each is at the best of its rates over all steps, but "
+        f"for an eighth and a twelfth after {study.million_tokens():.1f}M tokens: these are "
+        f"{one_rate('').strip()}"
+    )
+
+
+@claim
+def heads_on_validation() -> str:
+    """The same rows of the long run by the other half of the held-out text."""
+    ranks = {56: "deflated", 88: "deflated-88", 120: "deflated-120"}
+    found = {rank: _on_validation(slug) for rank, slug in ranks.items()}
+    told = [f"{gap.told(unit='%')} at rank {rank}" for rank, gap in found.items()]
+    apart = [f"rank {rank}" for rank, gap in found.items() if not gap.ends[0] <= 0 <= gap.ends[1]]
+    return (
+        f"{', '.join(told[:-1])} and {told[-1]} against full space, in validation perplexity after "
+        f"{study.million_tokens():.1f}M tokens, {one_rate('all')}: this text tells "
+        f"{' and '.join(apart) or 'none'} of them from full space"
     )
 
 
 @claim
 def auto_with_rows() -> str:
     """The map of ``auto`` with normalized rows in long runs, and what its step costs."""
-    prices = [ratio(f"{AUTO[load]}, rows normalized", load) for load in ("nanoGPT", "8B layer")]
+    prices = [ratio(f"{AUTO}, rows normalized", load) for load in HELD]
     slug = "deflated-120-rows"
     no_commit = len(study.unknown(slug)) == len(study.sources(slug))
     changed = ", in runs of sources that no commit has" if no_commit else ""
@@ -202,7 +242,7 @@ def peers_quality() -> str:
     ]
     rows = [versus_full(at_chosen(name)) for name in ("full+rows", "lift-120-warm+rows")]
     return (
-        f"In test perplexity against full space {', '.join(told)}, after "
+        f"In test perplexity against full space at {BASE[1]:g} {', '.join(told)}, after "
         f"{million_tokens():.1f}M tokens. With normalized rows our full space has {rows[0]}, and the "
         f"map of `auto` {rows[1]}"
     )
@@ -231,22 +271,6 @@ def _at_chosen_rates(peer: Weighed) -> str:
     return found.change.told(unit="%")
 
 
-@claim
-def peers_at_chosen_rates() -> str:
-    """The same with full space at the rate that one seed chose for it, and which of two is better."""
-    rate = chosen(BASE[0])
-    assert rate is not None
-    own = quality((BASE[0], rate))
-    muons = [each for each in peers() if each.trained and each.trained[1] in RATES]
-    told = ", ".join(f"{each.title} has {_at_chosen_rates(each)}" for each in muons)
-    return (
-        f"The seed that chooses rates has {rate} for our full space. On the other seeds that ends "
-        f"{own.told(unit='%')} in test perplexity against {BASE[1]}, which is therefore the stronger "
-        f"baseline, and the table's. With full space at {rate}, {told}, after {million_tokens():.1f}M "
-        "tokens"
-    )
-
-
 FANS = ("full+fans", 0.02)
 AUTO_FANS = ("lift-120-warm+rows+fans", 0.02)
 """Full space, and the map of ``auto`` with normalized rows, at rates times √(m/n)."""
@@ -273,7 +297,7 @@ def fan_ratio_beside_dion() -> str:
         (
             "the map of `auto` (ℓ = 128) with normalized rows",
             AUTO_FANS,
-            f"{SIXTH}, rows normalized",
+            f"{AUTO}, rows normalized",
             "NorMuon of dion",
         ),
     ):

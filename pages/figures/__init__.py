@@ -1,8 +1,7 @@
 """The figures of the pages as SVG, readable on a light and on a dark page; drawn from the records.
 
 A module for each figure, :mod:`~pages.figures.frontier` and :mod:`~pages.figures.over_time` for two.
-:mod:`~pages.figures.svg` has axes and shapes, :mod:`~pages.figures.line_names` finds room for names
-beside lines.
+:mod:`~pages.figures.svg` has axes and shapes.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from frontier import WIDTH, reported
 from pages.figures.svg import Box, Frame, percent, svg, text
 from pages.records.costs import HELD, on_hosts, steps
-from pages.records.maps import HEADLINE, Weighed, peers, short_name, timed_with_less, weighed
-from pages.records.quality import million_tokens, perplexities, quality
+from pages.records.maps import Weighed, headline_maps, peers, short_name, timed_with_less, weighed
+from pages.records.quality import BASE, million_tokens, perplexities, quality
 
 LOWEST, HIGHEST = -6.0, 15.0
 """The perplexities that the figure of maps shows, in percent of full space's."""
@@ -27,8 +27,7 @@ def draw() -> str:
 
 def headline() -> str:
     """The same for the maps of the README's table, on nanoGPT's matrices, where ``auto`` is a sixth."""
-    titles = {title for _, title in HEADLINE}
-    shown = [each for each in weighed() if each.title in titles]
+    shown = [each for _, each in headline_maps()]
 
     def name(title: str) -> str:
         return re.sub(r"^(Deflated )?1/6", "auto", short_name(title))
@@ -59,7 +58,9 @@ def _over_cost(
     width = 760
     notes = []
     several = False
-    title = f"Test perplexity after {million_tokens():.1f}M tokens, against full space"
+    title = (
+        f"Test perplexity after {million_tokens():.1f}M tokens, against full space at {BASE[1]:g}"
+    )
     shapes = [text(0, 20, title, kind="title")]
     for place, (load, words) in enumerate(panels.items()):
         top = 44 + place * (panel + 62)
@@ -94,7 +95,7 @@ def _over_cost(
         bars = [bar for each in points if (bar := _bar(frame, each, load))]
         marks = [(*_place(frame, each, load), name(each.title)) for each in points]
         shapes += frame.names(marks, beside=[*bars, *spreads])
-    seeds = len(reported(perplexities()["full", 0.014]))
+    seeds = len(reported(perplexities()[BASE]))
     notes.insert(
         0,
         f"Bars: 95% t-intervals over paired seeds, of {seeds} in full space. Hollow: one seed. "

@@ -6,10 +6,19 @@ import math
 from collections.abc import Sequence
 
 from long_run import SHOWN
-from pages.figures.line_names import names_near
 from pages.figures.svg import Frame, even_ticks, round_ticks, svg, text
 from pages.records import long_run as study
-from pages.records.curves import FULL, LIBRARY, OTHER, SKETCHED, Line, Point, curves, under
+from pages.records.curves import (
+    FULL,
+    LIBRARY,
+    OTHER,
+    SKETCHED,
+    Line,
+    Point,
+    curves,
+    recorded,
+    under,
+)
 from pages.records.maps import short_name
 from pages.records.quality import million_tokens
 
@@ -27,49 +36,50 @@ TITLE = "Validation perplexity over the time of training"
 
 
 def drawn(
-    lines: Sequence[Line], tokens: float, unit: str, seconds: float, *, apart: bool = False
+    lines: Sequence[Line], unit: str, seconds: float, notes: Sequence[str], *, log: bool = False
 ) -> str:
-    """A figure with a line for each run, and the name and the last perplexity of each.
+    """A figure with a line for each run, and its name with its last perplexity, or those of all seeds.
 
-    ``tokens`` are those of a run, in millions. A ``unit`` of time, as ``minutes``, has so many seconds.
-    A line that ends above the figure is named below it. Names stand in a column on the right. Where the
-    ends of the lines are far ``apart`` in time, the axis of time is logarithmic, and a name stands
-    wherever there is room near the end of its line.
+    A ``unit`` of time, as ``minutes``, has so many seconds; with ``log`` its axis is logarithmic. Names
+    stand in a column on the right, in the order of the ends of their lines, and ``notes`` below. A line
+    that ends above the figure is named below it. The line of full space lies over the others.
     """
     (full,) = (line.end for line in lines if line.kind == FULL)
-    lowest, top = min(line.end for line in lines), HEIGHT * full
-    bottom = lowest - (top - lowest) / 4 if apart else 0.97 * lowest  # with room for names
+    top = HEIGHT * full
     last = max(line.seconds for line in lines) / seconds
     inside = [(line, part) for line in lines if (part := under(line.points, top))]
     first = min(part[0][0] for _, part in inside) / seconds
-    width, height = 760, 520 if apart else 430
-    right, x = (width - 16, 1.3 * last) if apart else (540, 1.02 * last)
-    frame = Frame(52, 50, right, height - 72, (0.95 * first, x), (bottom, top), linear=not apart)
+    names = {line.name: f"{line.name}, {_told(line)}" for line, _ in inside}
+    width, height = 760, 430
+    x, y = (0.95 * first, 1.02 * last), (0.97 * min(line.end for line in lines), top)
+    right = width - 24 - 6.6 * max(map(len, names.values()))
+    frame = Frame(52, 50, right, height - 72, x, y, linear=not log)
     shapes = [text(0, 20, TITLE, kind="title")]
-    if apart:
-        ticks, words = round_ticks(frame.x), f"{unit} of training steps, on a logarithmic scale"
-    else:
-        ticks, words = even_ticks(frame.x), f"{unit} of training steps"
+    ticks = round_ticks(frame.x) if log else even_ticks(frame.x)
+    words = f"{unit} of training steps{', on a logarithmic scale' if log else ''}"
     shapes += frame.axes(even_ticks(frame.y), ticks, words)
     named = []
-    for line, part in inside:
+    for line, part in sorted(inside, key=lambda each: each[0].kind == FULL):
         spots = [frame.at(x / seconds, value) for x, value in part]
         path = "L".join(f"{x:.1f} {up:.1f}" for x, up in spots)
         shapes.append(f'<path d="M{path}" {DRAWN[line.kind]}/>')
-        named.append((f"{line.name}, {line.end:.1f}", spots))
-    shapes += names_near(frame, named) if apart else _column(frame, named)
-    note = (
-        f"One seed of each method, {tokens:.1f}M tokens. Blue: maps that sketch. Thick: full space."
-    )
+        named.append((names[line.name], spots))
+    shapes += _column(frame, named)
+    legend = "Blue: maps that sketch. Thick: full space."
     if any(line.kind == LIBRARY for line in lines):
-        note += " Dashed: other libraries."
-    shapes.append(text(0, height - 8, note, kind="small"))
-    outside = [f"{line.name} ({line.end:.1f})" for line in lines if line.end > top]
-    if outside:
+        legend += " Dashed: other libraries, without a CUDA graph."
+    outside = [f"{line.name} ({_told(line)})" for line in lines if line.end > top]
+    above = [f"Above the figure: {', '.join(outside)}."] if outside else []
+    for note in (legend, *notes, *above):
+        shapes.append(text(0, height - 8, note, kind="small"))
         height += 14
-        words = f"Above the figure: {', '.join(outside)}."
-        shapes.append(text(0, height - 8, words, kind="small"))
-    return svg(width, height, TITLE, shapes)
+    return svg(width, height - 14, TITLE, shapes)
+
+
+def _told(line: Line) -> str:
+    """The last perplexity of a line, or from the lowest to the highest of all its seeds."""
+    ends = line.ends or (line.end,)
+    return " to ".join(dict.fromkeys(f"{end:.1f}" for end in (min(ends), max(ends))))
 
 
 def _column(frame: Frame, named: Sequence[tuple[str, Sequence[Point]]]) -> list[str]:
@@ -88,7 +98,7 @@ def _column(frame: Frame, named: Sequence[tuple[str, Sequence[Point]]]) -> list[
 
 
 def long_run() -> str:
-    """The figure of the long run: a line for each row of the study, of its first seed.
+    """The figure of the long run: a line for each row of the study, of the seed in the middle.
 
     Runs that shared the GPU have no time of their own, and no line.
     """
@@ -96,10 +106,28 @@ def long_run() -> str:
     for row in SHOWN:
         alone = study.alone(row.slug)
         if found := study.tests(row.slug).keys() & alone.keys():
-            points = study.seconds(alone[min(found)])
+            points = middle([study.seconds(alone[seed]) for seed in sorted(found)])
             kind = SKETCHED if row.method.randomized else LIBRARY if row.method.peer else OTHER
             lines.append(Line(_brief(row.title), points, FULL if row.slug == study.BASE else kind))
-    return drawn(lines, study.million_tokens(), "minutes", 60)
+    rest = rest_of_a_step()
+    notes = (
+        f"{study.million_tokens():.1f}M tokens. Each line is of the run with the middle end of those "
+        "with a time, of two the lower one.",
+        f"Runs are of different days: what a step does outside the optimizer took {min(rest):.0f} to "
+        f"{max(rest):.0f} ms.",
+    )
+    return drawn(lines, "minutes", 60, notes)
+
+
+def middle(runs: Sequence[Sequence[Point]]) -> Sequence[Point]:
+    """The run whose last perplexity is in the middle; of an even number the lower one of two."""
+    return sorted(runs, key=lambda points: points[-1][1])[(len(runs) - 1) // 2]
+
+
+def rest_of_a_step() -> list[float]:
+    """The ms of a step outside the optimizer, in the median of each row of the long run."""
+    times = (study.times(row.slug) for row in SHOWN)
+    return [whole - optimizer for optimizer, whole in filter(None, times)]
 
 
 def _brief(title: str) -> str:
@@ -111,4 +139,11 @@ def _brief(title: str) -> str:
 
 def frontier() -> str:
     """The figure of the shorter runs, ours beside the optimizers of other libraries."""
-    return drawn([*curves().values()], million_tokens(), "seconds", 1, apart=True)
+    lines = [*curves().values()]
+    (seed,) = {run["seed"] for run in recorded()}
+    seeds = max(len(line.ends) for line in lines)
+    notes = (
+        f"{million_tokens():.1f}M tokens. Each line is of seed {seed}; the numbers are the ends of all "
+        f"{seeds} seeds of the tables, lowest to highest.",
+    )
+    return drawn(lines, "seconds", 1, notes, log=True)

@@ -14,6 +14,7 @@ import polarstep as ps
 from pages import ROOT
 from pages.records import read_json
 
+STEP_COST = "results/step-cost"
 TIMES = "results/step-cost/h200-peers.json"
 MAPS = "results/step-cost/h200-maps.json"
 """All our maps in one run, after their kernels had changed; its rows replace those of TIMES."""
@@ -35,8 +36,8 @@ SIXTH, EIGHTH = "Deflated, ℓ = a sixth", "Deflated, ℓ = an eighth"
 TWELFTH = "Deflated, ℓ = a twelfth"
 """Heads of three widths. ``auto`` takes ℓ = a sixth of the short side, from 2048 rows on an eighth."""
 SCALED_SIXTH = "Deflated, ℓ = a sixth, rest scaled"
-AUTO = {"nanoGPT": SIXTH, "8B layer": EIGHTH}
-"""What ``auto`` takes on a workload."""
+AUTO = "auto"
+"""``auto`` itself, in MAPS. Rows of this name in earlier records are of other maps."""
 HOSTS = ("results/step-cost/h200.json", "results/step-cost/h200-deflated.json", TIMES)
 """Records of different hosts. Rows of other libraries, whose code is the same in them, are compared."""
 TIMED_AS = {

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from frontier import CHOICE, identity
+from frontier import CHOICE, identity, reported
 from pages import ROOT
 from pages.records.maps import peers, short_name, weighed
-from pages.records.quality import BASE, records
+from pages.records.quality import BASE, VALIDATION, perplexities, records
 from polarstep_lab.storage import read_lines
 from which_text import check_one_text
 
@@ -29,11 +29,15 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """A run in a figure over time. ``kind`` is one of the four above."""
+    """A run in a figure over time. ``kind`` is one of the four above.
+
+    ``ends`` are the last perplexities of all seeds that the tables report, where they are known.
+    """
 
     name: str
     points: Sequence[Point]
     kind: str
+    ends: Sequence[float] = ()
 
     @property
     def end(self) -> float:
@@ -92,5 +96,6 @@ def curves() -> dict[str, Line]:
         name = short_name(each.title)
         if trained != each.trained:
             name += f", rate {trained[1]:g}"
-        found[trained[0]] = Line(name, points, FULL if trained == BASE else kind)
+        ends = [*reported(perplexities(VALIDATION)[trained]).values()]
+        found[trained[0]] = Line(name, points, FULL if trained == BASE else kind, ends)
     return {name: found[name] for name in rows if name in found}

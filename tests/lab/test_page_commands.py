@@ -1,4 +1,4 @@
-"""Commands that stand together on a page can be run one after the other.
+"""Commands on pages and beside records are understood, and can be run one after the other.
 
 A directory holds one run. Where a second command of a block asks for the directory of an earlier one
 with other settings, it stops there, and the reader has to find a folder for it.
@@ -6,16 +6,19 @@ with other settings, it stops there, and the reader has to find a folder for it.
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import itertools
 import json
 import re
+import runpy
 import shlex
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from polarstep_lab.cli import app
+from polarstep_lab.cli import SUBCOMMANDS, app
 from polarstep_lab.cli.options import overrides_of, seeds_of
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.recipes import RECIPES
@@ -24,15 +27,19 @@ from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMAND = re.compile(r"polarstep (?:run|compare|ablate) (?:[^`\n\\]|\\\n)*")
-PAGES = [
+SCRIPT = re.compile(r"(python )?benchmarks/([a-z]\w*)\.py\b((?:[^`\n\\]|\\\n)*)")
+"""A script of benchmarks/ with its arguments; ``NAME.py`` stands for any."""
+TEXTS = [
     page
     for page in (
         ROOT / "README.md",
         *sorted((ROOT / "docs").rglob("*.md")),
+        ROOT / "benchmarks/README.md",
         *sorted((ROOT / "results").rglob("README.md")),
     )
-    if page.name != "log.md" and COMMAND.search(page.read_text(encoding="utf-8"))
+    if page.name != "log.md"
 ]
+PAGES = [page for page in TEXTS if COMMAND.search(page.read_text(encoding="utf-8"))]
 
 
 def blocks(text):
@@ -44,16 +51,21 @@ def blocks(text):
         yield from lines if paragraph.startswith("|") else ["\n".join(lines)]
 
 
+def filled(block):
+    """A block with its shell variables in place."""
+    variables = re.findall(r'^(\w+)=(?:"(.*)"|(\S+))$', block, re.MULTILINE)
+    for name, quoted, plain in variables:
+        block = re.sub(rf"\$\{{?{name}\b\}}?", lambda _, value=quoted or plain: value, block)
+    return block
+
+
 def whole_commands(block):
     """The commands of a block that can be planned, with the block's shell variables filled in.
 
     Left out are those with a placeholder or with a recipe that the reader makes, and mere names of
     commands.
     """
-    variables = re.findall(r'^(\w+)=(?:"(.*)"|(\S+))$', block, re.MULTILINE)
-    for name, quoted, plain in variables:
-        block = re.sub(rf"\$\{{?{name}\b\}}?", lambda _, value=quoted or plain: value, block)
-    for command in COMMAND.findall(block):
+    for command in COMMAND.findall(filled(block)):
         kind, recipe, *rest = command.split()[1:]
         named = recipe in RECIPES and not re.search(r"…|\$|--help|--show|[A-Z]{4}", command)
         if named and (kind != "ablate" or (rest and not rest[0].startswith("-"))):
@@ -143,3 +155,89 @@ def test_most_commands_of_the_pages_are_planned():
     assert len(known) > 0.8 * sum(len(COMMAND.findall(text)) for text in texts)
     assert any("--out runs/small-lr/rank-400" in command for command in known)
     assert sum("runs/rms/rms" in command for command in known) == 6
+
+
+def commands_of_scripts(page):
+    """Script and arguments of each command of benchmarks/ on a page.
+
+    Left out are mere names: those that do not begin with python and have at most one option.
+    """
+    for python, script, arguments in SCRIPT.findall(page.read_text(encoding="utf-8")):
+        words, _, _ = arguments.replace("\\\n", " ").partition(">")
+        if python or words.count(" --") > 1:
+            yield script, words
+
+
+BY_SCRIPT = [
+    (page.relative_to(ROOT).as_posix(), *command)
+    for page in TEXTS
+    for command in commands_of_scripts(page)
+]
+
+
+class UnderstoodError(Exception):
+    """Raised in the place of what a script does after it has read its arguments."""
+
+
+@pytest.mark.parametrize(("page", "script", "arguments"), BY_SCRIPT)
+def test_a_script_understands_the_arguments_that_a_page_gives_it(
+    page, script, arguments, monkeypatch, capsys
+):
+    parse = argparse.ArgumentParser.parse_args
+
+    def understood(parser, args=None, namespace=None):
+        parse(parser, shlex.split(arguments, comments=True))
+        raise UnderstoodError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", understood)
+    try:
+        runpy.run_path(str(ROOT / f"benchmarks/{script}.py"), run_name="__main__")
+    except UnderstoodError:
+        return
+    except SystemExit:
+        pytest.fail(f"{page}: {script}.py{arguments}: {capsys.readouterr().err}")
+    pytest.fail(f"{script}.py read no arguments")
+
+
+LONG_RUN = [(page, words) for page, script, words in BY_SCRIPT if script == "long_run"]
+
+
+@pytest.mark.parametrize(("page", "arguments"), LONG_RUN)
+def test_a_command_of_the_long_run_plans_runs(page, arguments, monkeypatch):
+    """Rows and seeds are known, and a table has rates. A folder of rates is the reader's."""
+    study = importlib.import_module("long_run")
+    made = []
+    monkeypatch.setattr(study, "make", lambda runs, seconds: made.extend(runs))
+    monkeypatch.setattr(study, "best_rates", lambda *_: {row.slug: 0.01 for row in study.SHOWN})
+    monkeypatch.setattr("sys.argv", ["long_run.py", *shlex.split(arguments)])
+    study.main()
+    assert made
+
+
+def options_given(page):
+    """Subcommand and option of every command of polarstep on a page."""
+    pattern = re.compile(rf"polarstep ({'|'.join(SUBCOMMANDS)})\b((?:[^`\n\\]|\\\n)*)")
+    for block in blocks(page.read_text(encoding="utf-8")):
+        for command, arguments in pattern.findall(filled(block)):
+            for option in re.findall(r"(?<!\S)--[a-z][\w-]*", arguments):
+                yield command, option
+
+
+def test_options_of_polarstep_on_the_pages_exist():
+    given = {page: {*options_given(page)} for page in TEXTS}
+    assert sum(bool(found) for found in given.values()) > 10
+    commands = {command for found in given.values() for command, _ in found}
+    wide = {"COLUMNS": "200"}
+    known = {each: CliRunner().invoke(app, [each, "--help"], env=wide).stdout for each in commands}
+    for page, found in given.items():
+        for command, option in found:
+            words = f"{page.relative_to(ROOT)}: polarstep {command} {option}"
+            assert re.search(rf"{option}\b", known[command]), words
+
+
+def test_commands_beside_records_are_read():
+    pages = {page for page, *_ in BY_SCRIPT}
+    assert {"docs/frontier.md", "results/step-cost/README.md"} <= pages
+    assert "results/long-run-other-rates/README.md" in pages
+    assert len(BY_SCRIPT) > 60
+    assert ROOT / "benchmarks/README.md" in TEXTS

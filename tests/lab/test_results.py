@@ -553,6 +553,18 @@ def test_the_table_of_peers_says_what_is_missing(tables, quality, monkeypatch):
     )
 
 
+def test_the_price_of_auto_is_that_of_the_row_of_its_name(tables):
+    """And of no row of a map that ``auto`` takes, of which the same record has another time."""
+    record = json.loads((ROOT / "results/step-cost/h200-maps.json").read_text())
+    ratios = {(row["optimizer"], row["workload"]): row["ratio"] for row in record["steps"]}
+    lines = tables.TABLES["headline"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
+    shown = [line for line in lines if "128 (17%), 512 (12%)" in line]
+    names = ["auto", "auto, rows normalized", "auto, rows normalized"]
+    for line, name in zip(shown, names, strict=True):
+        told = [f"{ratios[name, load]:.1f}×" for load in ("nanoGPT", "8B layer")]
+        assert line.split(" | ")[2:4] == told
+
+
 def test_one_seed_chooses_no_map(tables, quality, monkeypatch):
     _, maps, runs, times = quality
     runs["full", 0.014], runs["low-rank", 0.014] = {0: 50.0, 1: 50.0}, {0: 52.0, 1: 52.5}
@@ -647,6 +659,7 @@ def test_an_axis_has_four_to_eleven_evenly_spaced_round_ticks(module):
         "2.2",
     ]
     assert [*svg.even_ticks((-130.0, 20.0)).values()] == [*map(str, range(-120, 21, 20))]
+    assert [*svg.round_ticks((10.0, 150.0)).values()] == ["10", "20", "30", "40", "50", "70", "100"]
     for k in range(200):
         low, length = 0.37 * k - 20, 0.003 * 1.07**k
         at = [*svg.even_ticks((low, low + length))]
@@ -831,7 +844,7 @@ def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, mod
     drawn = figures.long_run()
     assert drawn.count("stroke-dasharray") == 2
     assert "NorMuon, 39.0" in drawn
-    assert "Dashed: other libraries." in drawn
+    assert "Dashed: other libraries, without a CUDA graph." in drawn
     missing = module.made("long-run-missing")
     assert re.search(r"all seeds of [^;]*`torch-muon`", missing)
     assert re.search(r"seeds 2 and 3 of [^;]*`soap`", missing)
@@ -873,11 +886,21 @@ def test_two_ranks_of_one_method_are_two_rows(long_run):
 def test_perplexity_over_time_has_a_line_for_each_row(long_run):
     found, figures, _ = long_run
     drawn = figures.long_run()
+    assert "Muon (full space), 40.0" in drawn  # the lower of two seeds, the middle one of three
+    assert "Each line is of the run with the middle end" in drawn
     assert len(re.findall(r'class="line', drawn)) == 3
     assert drawn.count('class="line full"') == 1
     assert "Above the figure: AdamW (80.0)" in drawn
     times = found.seconds(found.runs()["adamw"][1])
     assert times[-1] == (pytest.approx(200 * 0.052), pytest.approx(80.0))  # 52 ms a step
+
+
+def test_of_several_runs_the_one_in_the_middle_is_drawn(module):
+    middle = importlib.import_module("pages.figures.over_time").middle
+    runs = [[(1.0, 90.0), (2.0, end)] for end in (43.0, 42.5, 42.7)]
+    assert middle(runs) == runs[2]
+    assert middle(runs[:2]) == runs[1]
+    assert middle(runs[:1]) == runs[0]
 
 
 def test_a_run_that_shared_the_gpu_has_no_times_and_no_line(long_run):
@@ -1097,10 +1120,15 @@ def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
     assert drawn.count('class="line full"') == 1
     assert drawn.count("stroke-dasharray") == 3
     assert drawn.count('class="line"') == 3
-    assert "SOAP, 59.3" in drawn
-    assert "1/6 + rows + fan-ratio, 56.4" in drawn
-    assert "One seed of each method, 24.6M tokens." in drawn
+    assert lines["adamw+warmup"].end == pytest.approx(71.5, abs=0.05)  # the worst of its seeds
+    assert "AdamW, fused, 68.2 to 71.5" in drawn
+    assert "SOAP, 58.7 to 59.3" in drawn
+    assert "24.6M tokens. Each line is of seed 0; the numbers are the ends of all 3 seeds" in drawn
+    assert "Dashed: other libraries, without a CUDA graph." in drawn
     assert "Above the figure" not in drawn
+    named = re.findall(r'<text x="[\d.]+" y="([\d.]+)"[^>]*>(\S.*), [\d.]+ to [\d.]+</text>', drawn)
+    told = [name for _, name in sorted(named, key=lambda each: float(each[0]))]
+    assert told == [each.name for each in sorted(lines.values(), key=lambda each: -each.end)]
     high = [
         run | {"curve": [[step, 2 * value] for step, value in run["curve"]]}
         if run["map"] == "adamw+warmup"
@@ -1110,7 +1138,7 @@ def test_curves_have_a_line_for_each_run_over_its_own_time(over_time):
     write(high)
     drawn = draw()
     assert drawn.count('class="line') == len(lines) - 1
-    assert "Above the figure: AdamW, fused (143.0)." in drawn
+    assert "Above the figure: AdamW, fused (68.2 to 71.5)." in drawn  # of the table's runs
 
 
 @pytest.mark.parametrize(
@@ -1172,33 +1200,3 @@ def test_claims_over_time_are_in_order_and_say_that_it_is_one_seed(over_time, mo
     assert "1.6 of 5.6 ms with Muon of dion, 1.7 of 6.8 ms with NorMuon" in module.made(
         "graph-of-dion"
     )
-
-
-def test_names_near_the_ends_of_lines_meet_nothing(module):
-    svg, names = map(importlib.import_module, ("pages.figures.svg", "pages.figures.line_names"))
-    frame = svg.Frame(52, 50, 744, 448, (10.0, 150.0), (48.0, 86.0))
-    assert [*svg.round_ticks((10.0, 150.0)).values()] == ["10", "20", "30", "40", "50", "70", "100"]
-    lines = [
-        (f"optimizer {k}, {57 + k % 4}", [frame.at(t, 86), frame.at(3 * t, 57 + k % 4)])
-        for k, t in enumerate((10, 10.2, 10.4, 10.6, 10.8, 11, 14, 15, 16, 40))
-    ]
-    drawn = "\n".join(names.names_near(frame, lines))
-    boxes = {}
-    for x, y, anchor, words in re.findall(
-        r'x="(.*?)" y="(.*?)" text-anchor="(\w+)".*>(.*)<', drawn
-    ):
-        left = float(x) - {"start": 0.0, "end": 1.0}[anchor] * 6.4 * len(words)
-        boxes[words] = (left, float(y) - 10, left + 6.4 * len(words), float(y) + 2)
-    assert boxes.keys() == {words for words, _ in lines}
-    for first, second in itertools.combinations(boxes.values(), 2):
-        assert not svg.meet(first, second)
-    thin = [
-        ((float(a), float(b)), (float(c), float(d)))
-        for a, b, c, d in re.findall(r"M(\S+) (\S+)L(\S+) (\S+)\"", drawn)
-    ]
-    for box in boxes.values():
-        for line in (*thin, *(tuple(spots) for _, spots in lines)):
-            assert not names._enters(line, box)
-    assert names._enters(((0.0, 5.0), (10.0, 5.0)), (4.0, 4.0, 6.0, 6.0))
-    assert names._cross(((0.0, 0.0), (2.0, 2.0)), ((0.0, 2.0), (2.0, 0.0)))
-    assert not names._cross(((0.0, 0.0), (2.0, 2.0)), ((3.0, 2.0), (5.0, 0.0)))
