@@ -277,11 +277,11 @@ def rows_of_no_commit() -> str:
         for each in weighed()
         if each.title == title and each.long
     ]
-    told = [
-        f"{count} of {len(study.sources(slug))} with {given}"
-        for given, slug in shown
-        if (count := len(study.unknown(slug)))
-    ]
+    told = []
+    for given, slug in shown:
+        sources = best_rates.sources(slug)
+        if count := sum(source.endswith("+") for source in sources):
+            told.append(f"{count} of {len(sources)} with {given}")
     return (
         f"Of the runs over {study.million_tokens():.1f}M tokens some are of sources that no commit has: "
         f"{'; '.join(told)}"

@@ -23,28 +23,36 @@ SEED = 1
 
 
 @cache
-def ends() -> dict[str, dict[float, dict[int, Result]]]:
-    """How the whole runs ended, by row, rate and seed; runs that diverged are left out."""
+def ends() -> dict[str, dict[float, dict[int, tuple[Result, str]]]]:
+    """How the whole runs ended, and their source, by row, rate and seed; without those that diverged."""
     recorded = [run for seeds in study.runs().values() for run in seeds.values()]
     recorded += map(RunRecord.load, find_runs([ROOT / OTHER_RATES]))
-    found: dict[str, dict[float, dict[int, Result]]] = {}
+    found: dict[str, dict[float, dict[int, tuple[Result, str]]]] = {}
     for run in recorded:
         slug, lr = row_of(run.identity, whole_run).slug, run.identity.config["optimizer"]["lr"]
         assert run.result is not None, f"a run of {slug} has not ended"
         if run.result.status == "finished":
-            found.setdefault(slug, {}).setdefault(lr, {})[run.identity.seed] = run.result
+            of_rate = found.setdefault(slug, {}).setdefault(lr, {})
+            of_rate[run.identity.seed] = run.result, study.source_of(run)
     return found
 
 
 def tests(slug: str, lr: float) -> dict[int, float]:
     """Test perplexity of a row's whole runs at a rate, by seed."""
-    return {seed: result.value for seed, result in ends()[slug][lr].items()}
+    return {seed: result.value for seed, (result, _) in ends()[slug][lr].items()}
 
 
 def validations(slug: str, lr: float) -> dict[int, float]:
     """The last validation perplexity of the same runs."""
-    found = {seed: result.validation for seed, result in ends()[slug][lr].items()}
+    found = {seed: result.validation for seed, (result, _) in ends()[slug][lr].items()}
     return {seed: value for seed, value in found.items() if value is not None}
+
+
+def sources(slug: str) -> list[str]:
+    """The sources of the runs that tables show of a row: those at its best rate, if it has several."""
+    if slug not in {row.slug for row in rows()}:
+        return study.sources(slug)
+    return [source for _, source in ends()[slug][best(slug)].values()]
 
 
 def tried(slug: str) -> dict[float, float]:

@@ -61,12 +61,16 @@ def runs() -> dict[str, dict[int, RunRecord]]:
 
 
 def sources(slug: str) -> list[str]:
-    """The source of each of a row's runs: a commit, or a "+" after it for changes that nothing records.
+    """The :func:`source_of` each of a row's runs."""
+    return [source_of(run) for run in runs().get(slug, {}).values()]
+
+
+def source_of(run: RunRecord) -> str:
+    """The source of a run: a commit, or a "+" after it for changes that nothing records.
 
     For a run with the hash of its source, by which a later commit can be found, it is this hash.
     """
-    found = (run.environment for run in runs().get(slug, {}).values())
-    return [each.get("git_tree") or each["git_commit"] for each in found]
+    return run.environment.get("git_tree") or run.environment["git_commit"]
 
 
 def unknown(slug: str) -> list[str]:

@@ -969,6 +969,9 @@ def test_validation_chooses_the_best_rate_over_all_steps(long_run):
     assert told == "+100.0% (one seed), both at 0.018"  # at the rate of full space's table
     assert better.told_gap("deflated") == better.gap("deflated").told(unit="%")
     assert better.told_gap("sgd") is None
+    # The runs that tables show: two at the best rate, where the table of one rate has one.
+    assert (len(better.sources("deflated")), len(found.sources("deflated"))) == (2, 1)
+    assert better.sources("adamw") == found.sources("adamw")
 
 
 def test_a_row_of_an_earlier_map_is_shown_and_not_run_again(long_run):
