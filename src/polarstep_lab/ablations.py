@@ -19,6 +19,7 @@ from typing import Any, get_args
 
 import torch
 
+from polarstep.checked_values import is_integer
 from polarstep_lab.config import (
     AutoBudget,
     ConfigError,
@@ -212,8 +213,8 @@ def _own_length(config: RunConfig) -> int | None:
 
 
 def _whole(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: expected a whole number ≥ 1")
+    if not is_integer(value) or value < 1:
+        raise ConfigError(f"{name}={value!r}: expected a whole number ≥ 1, as 512")
 
 
 AXES: tuple[Axis, ...] = (

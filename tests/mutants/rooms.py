@@ -65,6 +65,7 @@ ROOMS = {
     "diagnostics": _folder("diagnostics", 40),
     "optim": _folder("optim", 25),
     "matrix.py": _file("matrix", 15),
+    "checked_values.py": _file("checked_values", 15),
     "rng.py": _file("rng", 15),
     "storage.py": _file("storage", 15),
     "flops.py": _file("flops", 15),

@@ -182,13 +182,13 @@ def test_the_routes_tell():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"keep": 0}, r"keep=0: expected an integer ≥ 1"),
-        ({"keep": 2.5}, r"keep=2.5: expected an integer ≥ 1"),
-        ({"keep": 2, "sketch": ps.Warm()}, r"keep=2 with Warm\(\): expected 1"),
+        ({"keep": 0}, ValueError, r"keep=0: expected an integer ≥ 1"),
+        ({"keep": 2.5}, TypeError, r"keep=2.5: expected an integer ≥ 1"),
+        ({"keep": 2, "sketch": ps.Warm()}, ValueError, r"keep=2 with Warm\(\): expected 1"),
     ],
 )
-def test_what_cannot_be_kept(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_kept(options, error, message):
+    with pytest.raises(error, match=message):
         ps.LowRank(5, 2, **options)

@@ -212,7 +212,7 @@ def test_a_transform_of_ones_own() -> None:
 def test_what_is_no_transform_is_refused() -> None:
     with pytest.raises(TypeError, match=r"transform='rows': expected None or a transform"):
         ps.Muon([Parameter(torch.zeros(2, 2))], transform="rows")
-    with pytest.raises(ValueError, match=r"beta2=1: expected a number in \[0, 1\)"):
+    with pytest.raises(ValueError, match=r"beta2=1: expected 0 ≤ beta2 < 1"):
         ps.NormalizedRows(1)
 
 

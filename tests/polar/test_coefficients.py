@@ -127,9 +127,11 @@ def test_malformed_sequences_are_refused(coefficients, message):
         resolve(coefficients, 5)
 
 
-@pytest.mark.parametrize("steps", [-1, 2.0, True, "5"])
-def test_steps_must_be_a_count(steps):
-    with pytest.raises(ValueError, match="expected an integer ≥ 0"):
+@pytest.mark.parametrize(
+    ("steps", "error"), [(-1, ValueError), (2.0, TypeError), (True, TypeError), ("5", TypeError)]
+)
+def test_steps_must_be_a_count(steps, error):
+    with pytest.raises(error, match="expected an integer ≥ 0"):
         resolve("quintic", steps)
 
 

@@ -260,7 +260,7 @@ def test_modded_nanogpts_list_comes_out_to_rounding():
     [
         ((0.0, 5), {}, "lower=0.0: expected 0 < lower ≤ 1"),
         ((1.5, 5), {}, "lower=1.5"),
-        ((1e-3, -1), {}, "steps=-1: expected steps ≥ 0"),
+        ((1e-3, -1), {}, "steps=-1: expected an integer ≥ 0"),
         ((1e-3, 5, 6), {}, "degree=6: expected an odd degree"),
         ((1e-3, 5), {"cushion": 1.0}, "cushion=1.0: expected 0 ≤ cushion < 1"),
         ((1e-3, 5), {"safety": 0.99}, "safety=0.99: expected 1 ≤ safety"),

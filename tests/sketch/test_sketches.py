@@ -154,9 +154,11 @@ def test_kaczmarz_draws_the_same_at_every_scale(scale):
 
 def test_warm_needs_noise():
     for bad in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=r"noise=.*expected a number > 0.*missed for ever"):
+        with pytest.raises(
+            ValueError, match=r"noise=.*expected a finite number > 0.*missed for ever"
+        ):
             Warm(noise=bad)
-    with pytest.raises(TypeError, match=r"noise='0\.1': expected a number > 0"):
+    with pytest.raises(TypeError, match=r"noise='0\.1': expected a finite number > 0"):
         Warm(noise="0.1")
 
 

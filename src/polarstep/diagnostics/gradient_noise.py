@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from polarstep.checked_values import is_integer
 from polarstep.float64 import in_float64
 from polarstep.rng import generator
 from polarstep.theory.tail_index import SMALLEST, TailIndex, growth, hill, stable
@@ -289,9 +290,9 @@ def _gaussian_reference(count: int, rounded: int) -> tuple[float, float, float]:
 
 
 def _check_draws(batches: Sequence[int], size: int) -> None:
-    if len(batches) == 0 or size < 1:
+    if len(batches) == 0 or not is_integer(size) or size < 1:
         raise ValueError(
-            f"{len(batches)} batches of size={size}: expected at least one batch, of at least one "
+            f"{len(batches)} batches of size={size!r}: expected at least one batch, of at least one "
             "example each"
         )
 

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.checked_values import check_integer
 from polarstep.diagnostics.cheap_bounds import cheap_certificate
 from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.distributed.layout import is_sharded, whole
@@ -92,10 +93,7 @@ class Monitor:
                 f"optimizer is a {type(optimizer).__name__}: expected a polarstep.Muon, which has polar "
                 f"steps to measure; {remedy}"
             )
-        if not isinstance(every, int) or isinstance(every, bool):
-            raise TypeError(f"every={every!r}: expected a whole number of steps, such as 100")
-        if every < 1:
-            raise ValueError(f"every={every}: expected a number of steps ≥ 1, such as 100")
+        check_integer("every", every, 1, "100 samples one step in a hundred")
         if select is not None and not callable(select):
             raise TypeError(
                 f"select={select!r}: expected a function of a parameter's name, as "

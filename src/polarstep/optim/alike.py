@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from numbers import Real
 from typing import Any
 
 from torch import Tensor
 
+from polarstep.checked_values import is_number
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.status import Options
 from polarstep.optim.checkpoints.plain import encoded
@@ -71,7 +71,7 @@ class GroupOptions:
             if name == "plan":
                 value = value or self._plan
             for key, each in _flat(name, value):
-                if _is_number(key, each):
+                if _is_compared_as_number(key, each):
                     numbers[key] = float(each)
                 elif not isinstance(each, Tensor):  # the host would wait for a GPU to read it
                     texts[key] = str(encoded(each))
@@ -96,10 +96,10 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
-def _is_number(name: str, value: Any) -> bool:
+def _is_compared_as_number(name: str, value: Any) -> bool:
     if isinstance(value, Tensor):
         return value.numel() == 1 and value.device.type == "cpu"
-    return isinstance(value, Real) and not isinstance(value, bool) and name not in AS_TEXT
+    return is_number(value) and name not in AS_TEXT
 
 
 def _are_same(known: list[Any], values: list[Any]) -> bool:

@@ -9,11 +9,9 @@ how to write another rule.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from numbers import Real
 from typing import Any, ClassVar
 
 import torch
@@ -21,9 +19,13 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from polarstep.checked_values import check_at_least_zero, check_bool, check_fraction, is_number
 from polarstep.optim.elementwise_rule import Elementwise, State
 
-__all__ = ["SGD", "AdamW", "check_at_least_zero", "check_bool", "counter_device", "is_number"]
+__all__ = ["SGD", "AdamW", "counter_device"]
+
+
+WITHOUT_DECAY = "0 is without weight decay"
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,10 @@ class AdamW(Elementwise):
     _counters: ClassVar[tuple[str, ...]] = ("step",)
 
     def __post_init__(self) -> None:
-        _check_number(self.lr)
-        check_at_least_zero(lr=self.lr, eps=self.eps, weight_decay=self.weight_decay)
+        _refuse_tensor(self.lr)
+        check_at_least_zero("lr", self.lr, "3e-4 is the default")
+        check_at_least_zero("eps", self.eps, "1e-8 is the default")
+        check_at_least_zero("weight_decay", self.weight_decay, WITHOUT_DECAY)
         form = "expected two numbers in [0, 1), as (0.9, 0.95)"
         if not isinstance(self.betas, Sequence) or not all(map(is_number, self.betas)):
             raise TypeError(f"betas={self.betas!r}: {form}")
@@ -132,13 +136,11 @@ class SGD(Elementwise):
     buffers: ClassVar[tuple[str, ...]] = ("momentum_buffer",)
 
     def __post_init__(self) -> None:
-        _check_number(self.lr)
-        check_at_least_zero(lr=self.lr, weight_decay=self.weight_decay)
-        check_bool(nesterov=self.nesterov)
-        if not is_number(self.momentum):
-            raise TypeError(f"momentum={self.momentum!r}: expected a number in [0, 1), as 0.9")
-        if not 0 <= self.momentum < 1:
-            raise ValueError(f"momentum={self.momentum}: expected 0 ≤ momentum < 1, as 0.9")
+        _refuse_tensor(self.lr)
+        check_at_least_zero("lr", self.lr, "1e-2 is the default")
+        check_at_least_zero("weight_decay", self.weight_decay, WITHOUT_DECAY)
+        check_bool("nesterov", self.nesterov, "False is Polyak's momentum")
+        check_fraction("momentum", self.momentum, "0.9 is the default")
         if self.nesterov and self.momentum == 0:
             raise ValueError("nesterov=True needs momentum > 0; set nesterov=False for plain SGD")
 
@@ -221,31 +223,10 @@ def _has_fused(p: Tensor) -> bool:
     return p.device.type in ("cpu", "cuda")
 
 
-def _check_number(lr: object) -> None:
+def _refuse_tensor(lr: object) -> None:
     """Raise for a learning rate in a tensor: rules are compared, and tensors do not compare as one."""
     if isinstance(lr, Tensor):
         raise TypeError(
             "lr is a tensor: expected a number; a parameter group may hold a tensor, so make the "
             'optimizer with a number and then set group["lr"] = lr in optimizer.param_groups'
         )
-
-
-def is_number(value: object) -> bool:
-    """Whether ``value`` is a real number; True and False are none, although Python counts with them."""
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def check_at_least_zero(**values: float) -> None:
-    """Raise for the first value that is not a finite number ≥ 0."""
-    for name, value in values.items():
-        if not is_number(value):
-            raise TypeError(f"{name}={value!r}: expected a finite number ≥ 0")
-        if not 0 <= value < math.inf:
-            raise ValueError(f"{name}={value}: expected a finite number ≥ 0")
-
-
-def check_bool(**values: bool) -> None:
-    """Raise for the first value that is neither True nor False: ``"no"`` would count as True."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name}={value!r}: expected True or False")

@@ -8,15 +8,22 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from numbers import Integral
 from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
+from polarstep.checked_values import (
+    check_at_least_zero,
+    check_bool,
+    check_fraction,
+    check_integer,
+    is_integer,
+    is_number,
+)
 from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout
-from polarstep.optim.elementwise import check_at_least_zero, check_bool, is_number
+from polarstep.optim.elementwise import WITHOUT_DECAY
 from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
 from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_params
 from polarstep.optim.misnamed import REMEDIES, SYNONYMS
@@ -176,16 +183,10 @@ def _check_algorithm(algorithm: str) -> None:
 
 
 def _check_muon(group: Group) -> None:
-    momentum = group["momentum"]
-    if not is_number(momentum):
-        raise TypeError(f"momentum={momentum!r}: expected a number, 0 ≤ momentum < 1, as 0.95")
-    if not 0 <= group["momentum"] < 1:
-        raise ValueError(
-            f"momentum={momentum}: expected 0 ≤ momentum < 1; "
-            "the paper's schedule for K=10,000 gives 0.99"
-        )
-    check_at_least_zero(weight_decay=group["weight_decay"])
-    check_bool(nesterov=group["nesterov"], fused=group["fused"])
+    check_fraction("momentum", group["momentum"], "the paper's schedule for K=10,000 gives 0.99")
+    check_at_least_zero("weight_decay", group["weight_decay"], WITHOUT_DECAY)
+    check_bool("nesterov", group["nesterov"], "False is Polyak's momentum")
+    check_bool("fused", group["fused"], "False is without the fused kernels")
     if group["polar"] == "auto":
         group["polar"] = Auto()
     if not isinstance(group["polar"], PolarMap):
@@ -205,24 +206,23 @@ def _check_muon(group: Group) -> None:
         raise ValueError(
             f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
         )
-    if not isinstance(group["seed"], Integral):
-        raise TypeError(f"seed={group['seed']!r}: expected an integer")
+    if not is_integer(group["seed"]):
+        raise TypeError(f"seed={group['seed']!r}: expected an integer, as 0")
     for option, what in (("split_sizes", "rows"), ("split_columns", "columns")):
         split = group[option]
-        if split is not None and not (
-            isinstance(split, Sequence) and all(isinstance(size, Integral) for size in split)
-        ):
+        if split is not None and not (isinstance(split, Sequence) and all(map(is_integer, split))):
             raise TypeError(
                 f"{option}={split!r}: expected the {what} of each matrix, integers, "
                 "as (768, 256, 256)"
             )
-    repeats = group["split_repeats"]
-    if not isinstance(repeats, int) or repeats < 1:
-        raise ValueError(
-            f"split_repeats={repeats!r}: expected how often the parts come in turn, as the number of "
-            "heads; 1 if each part lies in one piece"
-        )
-    check_at_least_zero(lr_factor=group["lr_factor"])
+    check_integer(
+        "split_repeats",
+        group["split_repeats"],
+        1,
+        "it says how often the parts come in turn, as the number of heads, and is 1 if each part lies "
+        "in one piece",
+    )
+    check_at_least_zero("lr_factor", group["lr_factor"], "1 leaves lr as it is")
     if group["momentum_dtype"] not in MOMENTA:
         raise ValueError(
             f"momentum_dtype={group['momentum_dtype']!r}: expected one of "

@@ -78,12 +78,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from numbers import Real
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from polarstep.checked_values import is_number
 from polarstep.polar import Polar, PolarMap
 
 __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale", "to_norm"]
@@ -136,7 +136,7 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
     if callable(scale):
         return lambda m, n, rank: _checked(scale, m, n)
     if scale not in SCALES:
-        number = f"; a factor for a group is lr_factor={scale}" if isinstance(scale, Real) else ""
+        number = f"; a factor for a group is lr_factor={scale}" if is_number(scale) else ""
         raise ValueError(
             f"lr_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → "
             f"factor{number}"
@@ -147,7 +147,7 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
 def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
     """``scale(m, n)``; raises if it is negative, infinite or no number."""
     value = scale(m, n)
-    if not isinstance(value, Real) or not 0 <= value < math.inf:
+    if not is_number(value) or not 0 <= value < math.inf:
         raise ValueError(
             f"lr_scale({m}, {n}) is {value!r}: expected a finite number ≥ 0, the factor on lr for a "
             f"{m}×{n} matrix"

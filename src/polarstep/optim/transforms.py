@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.checked_values import check_fraction
 from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.checks import pair_of
 from polarstep.polar.containing import Containing
@@ -79,11 +79,7 @@ class NormalizedRows(Transform):
     beta2: float = 0.95
 
     def __post_init__(self) -> None:
-        form = f"beta2={self.beta2!r}: expected a number in [0, 1), as 0.95"
-        if not isinstance(self.beta2, Real):
-            raise TypeError(form)
-        if not 0 <= self.beta2 < 1:
-            raise ValueError(form)
+        check_fraction("beta2", self.beta2, "0.95 is the default")
 
     @property
     def carries(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from polarstep.checked_values import check_integer
 from polarstep.polar.minimax import minimax, polar_express
 from polarstep.products.squarings import Polynomial
 from polarstep.torch_compile import constant
@@ -118,8 +119,7 @@ def resolve(coefficients: str | Sequence[Sequence[float]], steps: int) -> tuple[
     >>> resolve([(2.0, -1.5, 0.5), (1.5, -0.5)], 3)
     ((2.0, -1.5, 0.5), (1.5, -0.5), (1.5, -0.5))
     """
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
-        raise ValueError(f"steps={steps!r}: expected an integer ≥ 0; 5 to 10 is usual")
+    check_integer("steps", steps, 0, "5 to 9 are usual")
     if isinstance(coefficients, str):
         return _named(coefficients, steps)
     return _repeat_last(validated(coefficients), steps)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.checked_values import check_bool
 from polarstep.float64 import has_float64
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.coefficients import Polynomial
@@ -120,11 +121,9 @@ class Deflated(Containing):
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
                 "NewtonSchulz(5, 'polar-express')"
             )
-        if not isinstance(self.float8, bool):
-            raise TypeError(
-                f"float8={self.float8!r}: expected True or False; False keeps the step in the "
-                "precision of the other products"
-            )
+        check_bool(
+            "float8", self.float8, "False keeps the step in the precision of the other products"
+        )
 
     @property
     def contained(self) -> LowRank:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from polarstep import flops
+from polarstep.checked_values import check_fraction
 from polarstep.float64 import fitting, in_float64
 from polarstep.polar.base import PolarMap
 from polarstep.polar.result import Lift
@@ -35,11 +35,8 @@ class Exact(PolarMap):
     rtol: float | None = None
 
     def __post_init__(self) -> None:
-        form = f"rtol={self.rtol!r}: expected 0 ≤ rtol < 1, or None for the default"
-        if self.rtol is not None and not isinstance(self.rtol, Real):
-            raise TypeError(form)
-        if self.rtol is not None and not 0 <= self.rtol < 1:
-            raise ValueError(form)
+        if self.rtol is not None:
+            check_fraction("rtol", self.rtol, "None is the default")
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
         return self._sign(X, torch.finfo(torch.float64).eps)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from numbers import Real
 from typing import get_args
 
 import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.checked_values import check_bool, check_integer
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.containing import Containing
 from polarstep.polar.finders import Finder, Fresh, Kept
 from polarstep.polar.finders.base import Basis
+from polarstep.polar.finders.fresh import check_power
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import Method
 from polarstep.polar.result import Factors, Polar
@@ -75,19 +76,12 @@ class LowRank(Containing):
     keep: int = 1
 
     def __post_init__(self) -> None:
-        if not _is_int(self.rank) or self.rank < 1:
-            raise ValueError(
-                f"rank={self.rank!r}: expected an integer ≥ 1; the paper takes 128–200"
-            )
-        if not _is_int(self.oversample) or self.oversample < 0:
-            raise ValueError(
-                f"oversample={self.oversample!r}: expected an integer ≥ 0; the paper takes 10"
-            )
-        form = f"power={self.power!r}: expected 0, ½, 1, 1½, …; the paper takes 1 or 2"
-        if not isinstance(self.power, Real):
-            raise TypeError(form)
-        if not (0 <= self.power < float("inf") and float(2 * self.power).is_integer()):
-            raise ValueError(form)
+        check_integer("rank", self.rank, 1, "the paper takes 128–200")
+        check_integer("oversample", self.oversample, 0, "the paper takes 10")
+        check_integer("keep", self.keep, 1, "it is the number of steps to keep a basis")
+        for option in ("rank", "oversample", "keep"):  # NumPy's integers become Python's
+            object.__setattr__(self, option, int(getattr(self, option)))
+        check_power(self.power)
         if not isinstance(self.sketch, Sketch | Finder):
             raise TypeError(
                 f"sketch={self.sketch!r}: expected a Sketch such as Gaussian(), or a Finder"
@@ -101,12 +95,7 @@ class LowRank(Containing):
             )
         if self.orth not in get_args(Method):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
-        if not isinstance(self.always_sketch, bool):
-            raise TypeError(f"always_sketch={self.always_sketch!r}: expected True or False")
-        if not _is_int(self.keep) or self.keep < 1:
-            raise ValueError(
-                f"keep={self.keep!r}: expected an integer ≥ 1, the number of steps to keep a basis"
-            )
+        check_bool("always_sketch", self.always_sketch, "False leaves shapes to full space")
         self.finder  # noqa: B018 (raises on options that do not suit the sketch)
 
     @cached_property
@@ -243,7 +232,3 @@ class LowRank(Containing):
         found = self.finder.describe(d0, d1, self.inner, self.width, where)
         inner = self.inner.describe_as_inner(self.width, d1, device)
         return f"LowRank({self.rank}+{self.oversample}, {found}) of {inner}"
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

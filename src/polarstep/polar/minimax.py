@@ -28,6 +28,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from polarstep.checked_values import check_fraction, check_integer, check_number
 from polarstep.products.squarings import Polynomial
 
 __all__ = ["minimax", "polar_express"]
@@ -169,16 +170,15 @@ def _critical_points(r: float, width: float, nodes: Tensor, weights: Tensor, cou
 
 
 def _check_composition(lower: float, steps: int, cushion: float, safety: float) -> None:
-    if not 0 < lower <= 1:
-        raise ValueError(
-            f"lower={lower!r}: expected 0 < lower ≤ 1, the least singular value to be mapped near "
-            "1 after division by δ ≥ ‖M‖_op; 1e-3 is usual"
-        )
-    if steps < 0:
-        raise ValueError(f"steps={steps}: expected steps ≥ 0; 5 to 10 is usual")
-    if not 0 <= cushion < 1:
-        raise ValueError(
-            f"cushion={cushion!r}: expected 0 ≤ cushion < 1; 0 means none, 0.02 is usual"
-        )
-    if not 1 <= safety < 2:
-        raise ValueError(f"safety={safety!r}: expected 1 ≤ safety < 2; 1 means none, 1.01 is usual")
+    check_number(
+        "lower",
+        lower,
+        lambda x: 0 < x <= 1,
+        "0 < lower ≤ 1, the least singular value to be mapped near 1 after division by δ ≥ ‖M‖_op",
+        "1e-3 is usual",
+    )
+    check_integer("steps", steps, 0, "5 to 9 are usual")
+    check_fraction("cushion", cushion, "0 means none, 0.02 is usual")
+    check_number(
+        "safety", safety, lambda x: 1 <= x < 2, "1 ≤ safety < 2", "1 means none, 1.01 is usual"
+    )

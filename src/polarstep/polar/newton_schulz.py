@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.checked_values import check_integer
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.coefficients import Name, Polynomial
@@ -67,8 +68,8 @@ class NewtonSchulz(PolarMap):
     form: Form = "auto"
 
     def __post_init__(self) -> None:
-        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or self.steps < 0:
-            raise ValueError(f"steps={self.steps!r}: expected an integer ≥ 0; 5 to 9 are usual")
+        check_integer("steps", self.steps, 0, "5 to 9 are usual")
+        object.__setattr__(self, "steps", int(self.steps))  # NumPy's integers become Python's
         # Arrays and tensors become tuples of floats, so that equal maps compare and hash alike.
         if not isinstance(self.coefficients, str):
             rows = coefficients.validated(self.coefficients)

@@ -21,9 +21,11 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from polarstep.theory.checks import is_number
+from polarstep.theory.checks import is_scalar
 
 __all__ = ["Annealed", "MomentumRamp", "Stages", "Trapezoid", "nanogpt"]
+
+EXAMPLE = "as in Trapezoid(total=1000, warmup=50) and MomentumRamp(total=1000, start=0.85)"
 
 
 @dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Stages:
     def __post_init__(self) -> None:
         self._shape()
         listed = isinstance(self.factors, Sequence) and not isinstance(self.factors, str)
-        numbers = listed and all(is_number(f) and 0 < f < math.inf for f in self.factors)
+        numbers = listed and all(is_scalar(f) and 0 < f < math.inf for f in self.factors)
         if not numbers or not self.factors:
             raise ValueError(
                 f"factors={self.factors!r}: expected one positive factor per stage, as (1.0, 1.5, 2.0)"
@@ -204,14 +206,14 @@ def nanogpt(optimizer: Optimizer, scheduled: int = 1450, extension: int = 40) ->
 
 def _check_numbers(**values: float) -> None:
     for name, value in values.items():
-        if not is_number(value):
-            raise TypeError(f"{name}={value!r}: expected a number")
+        if not is_scalar(value):
+            raise TypeError(f"{name}={value!r}: expected a number, {EXAMPLE}")
 
 
 def _check_steps(total: float, **ramps: float) -> None:
     _check_numbers(total=total, **ramps)
     if not 0 < total < math.inf:
-        raise ValueError(f"total={total}: expected a positive number of steps")
+        raise ValueError(f"total={total}: expected a positive number of steps, {EXAMPLE}")
     for name, steps in ramps.items():
         if not 0 <= steps < math.inf:
-            raise ValueError(f"{name}={steps}: expected a number of steps, 0 or more")
+            raise ValueError(f"{name}={steps}: expected a number of steps, 0 or more, {EXAMPLE}")

@@ -7,18 +7,19 @@ fails and which values satisfy it.
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from polarstep.checked_values import is_number
 
 __all__ = [
     "at_least_one_sample",
     "at_least_one_step",
     "delta_covers",
     "horizon",
-    "is_number",
+    "is_scalar",
     "is_whole",
     "momentum",
     "nonnegative",
@@ -38,21 +39,21 @@ ROUNDING = 1e-6
 """The relative amount by which ‖M‖_op from a float32 SVD may exceed a δ that is meant to equal it."""
 
 
-def is_number(value: object) -> bool:
+def is_scalar(value: object) -> bool:
     """Whether ``value`` is one real number, of Python, NumPy or torch, and not True or False."""
     if isinstance(value, Tensor):
         return value.numel() == 1 and not value.is_complex()
-    return isinstance(value, Real) and not isinstance(value, bool)
+    return is_number(value)
 
 
 def is_whole(value: Any) -> bool:
     """Whether ``value`` is a whole number, as 3 or 3.0, and not True or False."""
-    return is_number(value) and math.isfinite(value) and float(value).is_integer()
+    return is_scalar(value) and math.isfinite(value) and float(value).is_integer()
 
 
 def tail_index(alpha: float) -> float:
     """α ∈ (1, 2], the order of the moment in the assumption on the noise."""
-    if not is_number(alpha) or not 1 < alpha <= 2:
+    if not is_scalar(alpha) or not 1 < alpha <= 2:
         raise ValueError(
             f"alpha={alpha!r}: the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; "
             "take 2 for bounded variance, or an estimate from polarstep.theory.tail_index"
@@ -73,7 +74,7 @@ def horizon(K: int) -> int:
 def at_least_one_step(K: int) -> int:
     """K ≥ 1 steps, for statements with a given η and β."""
     if not is_whole(K) or K < 1:
-        raise ValueError(f"K={K!r}: expected a whole number of steps, at least 1")
+        raise ValueError(f"K={K!r}: expected a whole number of steps, at least 1, as 10_000")
     return int(K)
 
 
@@ -86,7 +87,7 @@ def at_least_one_sample(B: int) -> int:
 
 def momentum(beta: float) -> float:
     """β ∈ (0, 1)."""
-    if not is_number(beta) or not 0 < beta < 1:
+    if not is_scalar(beta) or not 0 < beta < 1:
         raise ValueError(
             f"beta={beta!r}: the theorems hold for 0 < β < 1; the schedule for K=10,000 and α=2 "
             "gives 0.99"
@@ -96,14 +97,14 @@ def momentum(beta: float) -> float:
 
 def nonnegative(name: str, value: float) -> float:
     """A norm, a gap or another finite number ≥ 0."""
-    if not is_number(value) or not (value >= 0 and math.isfinite(value)):
+    if not is_scalar(value) or not (value >= 0 and math.isfinite(value)):
         raise ValueError(f"{name}={value!r}: expected a finite number ≥ 0")
     return float(value)
 
 
 def positive(name: str, value: float) -> float:
     """A step size, a scale or another finite number > 0."""
-    if not is_number(value) or not (value > 0 and math.isfinite(value)):
+    if not is_scalar(value) or not (value > 0 and math.isfinite(value)):
         raise ValueError(f"{name}={value!r}: expected a finite number > 0")
     return float(value)
 
@@ -196,7 +197,7 @@ def sketch_width(ell: int, sigma: Tensor) -> int:
 
 def power_iterations(h: float) -> float:
     """h ≥ 0; half-integers are the half iterations of :class:`polarstep.LowRank`."""
-    if not is_number(h) or not is_whole(2 * h) or h < 0:
+    if not is_scalar(h) or not is_whole(2 * h) or h < 0:
         raise ValueError(f"h={h!r}: expected 0, ½, 1, 1½, … power iterations")
     return float(h)
 

@@ -33,6 +33,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from polarstep.checked_values import is_number
 from polarstep_lab.config import completed
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, read_archived, split_path
 from polarstep_lab.records.mark import CONFIG, is_foreign
@@ -361,8 +362,7 @@ def _require_types(values: Mapping[str, Any]) -> None:
         elif name == "extra":
             fits, words = isinstance(value, Mapping), "an object"
         else:
-            fits = isinstance(value, int | float) and not isinstance(value, bool)
-            words = "a number"
+            fits, words = is_number(value), "a number"
         if not fits:
             raise TypeError(f"{name} is {json.dumps(value)[:40]}, expected {words}")
 

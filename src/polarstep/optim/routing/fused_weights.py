@@ -15,6 +15,7 @@ from itertools import islice
 
 from torch import Tensor, nn
 
+from polarstep.checked_values import is_integer
 from polarstep.optim.routing.anatomy import Use
 from polarstep.optim.routing.node import Node
 
@@ -290,7 +291,7 @@ def _number(use: Use, names: tuple[str, ...]) -> int | None:
         for holder in (node.module, getattr(node.module, "config", None)):
             for name in names:
                 value = getattr(holder, name, None)
-                if isinstance(value, int) and not isinstance(value, bool):
+                if is_integer(value):
                     return value
     return None
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
+from polarstep.checked_values import is_integer
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise_rule import Elementwise, meant
 from polarstep.optim.routing.anatomy import Site
@@ -166,7 +167,7 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
             'as {"columns": 12} for the heads of an output projection'
         )
     repeats = parts.get("repeats", 1)
-    if not isinstance(repeats, int) or repeats < 1 or outputs % repeats:
+    if not is_integer(repeats) or repeats < 1 or outputs % repeats:
         raise ValueError(
             f"{title} has repeats={repeats!r}: {site.name} has {outputs} outputs, which is no multiple; "
             "give the number of heads that follow each other"
@@ -192,7 +193,7 @@ def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple
     if parts is None or parts == 1:
         return None
     example = size - size // 2, size // 2
-    if isinstance(parts, int):
+    if is_integer(parts):
         if parts < 1 or size % parts:
             raise ValueError(
                 f"{title}={parts}: {site.name} has {size} {what}, which {parts} does not divide; "

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from polarstep import kernels
+from polarstep.checked_values import is_integer
 from polarstep.distributed.layout import local
 from polarstep.distributed.owned_graph import can_replay
 from polarstep.optim.groups import (
@@ -90,7 +91,7 @@ class Routes:
         A line may be longer where ``width`` is below about 64: each of the five columns keeps twelve
         characters.
         """
-        if not isinstance(width, int):
+        if not is_integer(width):
             raise TypeError(f"width={width!r}: expected a number of characters, as 80")
         return printed(self.rows, width)
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.checked_values import check_number
 from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.finders.base import Basis, Finder
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.sketch import Gaussian, Sketch
 
-__all__ = ["Fresh"]
+__all__ = ["Fresh", "check_power"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,9 @@ class Fresh(Finder):
 
     sketch: Sketch = field(default_factory=Gaussian)
     power: float = 1
+
+    def __post_init__(self) -> None:
+        check_power(self.power)
 
     def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
         """The basis of this step's sketch."""
@@ -98,3 +103,14 @@ class Fresh(Finder):
         rounded = self._product_dtype(m, n, ours, device) != ours
         name = type(self.sketch).__name__ + (" in bfloat16" if rounded else "")
         return f"h={self.power:g}, {name}"
+
+
+def check_power(power: float) -> None:
+    """Raise for an h that is no multiple of ½."""
+    check_number(
+        "power",
+        power,
+        lambda h: 0 <= h < math.inf and float(2 * h).is_integer(),
+        "one of 0, ½, 1, 1½, …",
+        "the paper takes 1 or 2",
+    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from polarstep.checked_values import check_integer
 from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.finders.base import Basis, Finder
 from polarstep.polar.finders.fresh import Fresh
@@ -28,6 +29,9 @@ class Kept(Finder):
 
     fresh: Fresh = field(default_factory=Fresh)
     steps: int = 4
+
+    def __post_init__(self) -> None:
+        check_integer("steps", self.steps, 1, "it is the number of steps to keep a basis")
 
     @property
     def fresh_sketch(self) -> Fresh:

@@ -28,12 +28,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from numbers import Real
 
 import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.checked_values import check_positive
 from polarstep.polar import gram
 from polarstep.polar.base import Carry, Draw, PolarMap
 from polarstep.polar.finders.base import Basis, Finder
@@ -69,13 +69,11 @@ class Warm(Finder):
     power: float = field(default=1, repr=False)  # in a LowRank its power replaces this
 
     def __post_init__(self) -> None:
-        if not isinstance(self.noise, Real):
-            raise TypeError(f"noise={self.noise!r}: expected a number > 0, as 0.1")
-        if not 0 < self.noise < math.inf:
-            raise ValueError(
-                f"noise={self.noise}: expected a number > 0, as 0.1; without noise a direction "
-                "that was missed once is missed for ever"
-            )
+        check_positive(
+            "noise",
+            self.noise,
+            "0.1 is the default, and without noise a direction that was missed once is missed for ever",
+        )
 
     def with_options(self, power: float, orth: Method, keep: int) -> Warm:
         """This finder with LowRank's power and orth for the first step; ``keep`` must be 1."""

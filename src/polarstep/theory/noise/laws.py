@@ -17,6 +17,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from polarstep.theory.checks import is_scalar
+
 __all__ = ["AlphaStable", "Law", "SkewedPareto", "StudentT", "SymmetricPareto"]
 
 
@@ -197,6 +199,8 @@ def _skewed_moment(a: float, alpha: float) -> float:
 
 
 def _check_index(index: float, largest: float) -> None:
+    if not is_scalar(index):
+        raise TypeError(f"index={index!r}: expected a number 1 < index, as 1.5")
     if index == math.inf:
         raise ValueError(
             "index=inf: expected a finite index; the law without a heavy tail is AlphaStable(2.0), the "
