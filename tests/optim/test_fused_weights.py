@@ -253,6 +253,14 @@ def test_shapes_decide_how_a_fused_weight_is_cut(layer, matrix):
     assert ("splits={…}" in row.why) == (whole and "in_proj" not in name)
 
 
+def test_a_layout_of_the_users_keeps_the_name_of_what_it_lays_out():
+    model = nn.Sequential(nn.MultiheadAttention(8, 2), nn.Conv2d(4, 6, 3), nn.Linear(6, 2))
+    before = muon_for(model).routes
+    after = muon_for(model, layouts={"0.in_proj_weight": "auto", "1.weight": "conv"}).routes
+    for name, layout in (("0.in_proj_weight", "auto"), ("1.weight", "conv")):
+        assert after[name].why == f"{before[name].why}, {layout} by layouts['{name}']"
+
+
 def test_the_first_layer_of_an_mlp_without_a_gate_is_whole():
     """T5 calls it wi, as ModernBERT calls its gate and up; here all its outputs are read."""
     mlp = Bag(wi=nn.Linear(WIDTH, 40), wo=nn.Linear(40, WIDTH))

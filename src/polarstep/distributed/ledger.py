@@ -38,6 +38,7 @@ from polarstep.sketch import Gaussian
 
 __all__ = [
     "AUTO",
+    "BY_OWNERS",
     "FINAL_PASSES",
     "PLANS",
     "WITHIN_A_COPY",
@@ -60,6 +61,8 @@ AUTO: AskedPlan = "auto"
 Side = Literal["rows", "columns"]  # what the ranks have cut
 # Plans that stay among the ranks of one copy. The other plans use the ranks of all copies.
 WITHIN_A_COPY: tuple[Plan, ...] = ("sharded", "gather")
+# Plans in which one rank computes a matrix for all ranks.
+BY_OWNERS: tuple[Plan, ...] = ("owner", "replicated")
 # Passes of Cholesky-QR for the basis Q; between power iterations one pass is enough.
 FINAL_PASSES = 2
 _OPS = products.of(torch.device("cpu"))
@@ -170,7 +173,7 @@ def flops_per_rank(
     if plan == "sharded":
         return _sharded_flops(polar, m, n, count, ranks, sharded, step)
     width = factor_width(polar)
-    if plan in ("owner", "replicated") and width is not None:
+    if plan in BY_OWNERS and width is not None:
         lift = flops.matmul(m, width, n)
         shared = lift * (1 if plan == "replicated" else 1 / shards)
         return busiest * (one - lift) + count * shared

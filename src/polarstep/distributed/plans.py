@@ -27,7 +27,7 @@ FLOPS_PER_BYTE = {"cuda": 1250.0, "cpu": 25.0}
 
 @dataclass(frozen=True)
 class Choice:
-    """A plan for the matrices of one parameter, and what it costs."""
+    """A plan for the matrices of one parameter, and what it costs; ``str`` is for the routing table."""
 
     plan: Plan
     ranks: int

@@ -18,7 +18,14 @@ from torch import Tensor
 
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
-from polarstep.distributed.ledger import AUTO, AskedPlan, check_plan
+from polarstep.distributed.ledger import (
+    AUTO,
+    BY_OWNERS,
+    WITHIN_A_COPY,
+    AskedPlan,
+    Plan,
+    check_plan,
+)
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Trip
@@ -156,11 +163,6 @@ class Distribution:
         self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
 
-    def told(self, group: Group, p: Tensor) -> str | None:
-        """The plan of ``p`` in words, for the routing table; ``None`` if no other process has ``p``."""
-        choice = self.choice(group, p)
-        return None if choice is None else str(choice)
-
     def split(self, works: list[Work], state: State, *, hooked: Container[int]) -> Split:
         """The parameters of this step, divided by the plan that each follows.
 
@@ -217,14 +219,14 @@ class Split:
             if plan == "local" and is_sharded(p)
         ]
 
-    def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> str:
+    def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> Plan:
         choice = self._distribution.choice(group, p)
-        plan = "local" if choice is None else choice.plan
+        plan: Plan = "local" if choice is None else choice.plan
         if id(p) not in hooked or plan == "local":
             return plan
         return "local" if plan == "replicated" else "gather"
 
-    def _indices(self, w: int, *plans: str) -> list[int]:
+    def _indices(self, w: int, *plans: Plan) -> list[int]:
         params = self._works[w].params
         return [
             i
@@ -232,7 +234,7 @@ class Split:
             if plan in plans and local(params[i]).numel() + (plan != "local")
         ]
 
-    def _selected(self, w: int, *plans: str) -> Work:
+    def _selected(self, w: int, *plans: Plan) -> Work:
         work, kept = self._works[w], self._indices(w, *plans)
         return Work(
             work.group,
@@ -248,7 +250,7 @@ class Split:
         owned: dict[Any, Spread] = {}
         sharded: dict[Any, Shards] = {}
         for w in range(len(self._works)):
-            far = self._selected(w, "owner", "replicated", "sharded")
+            far = self._selected(w, *BY_OWNERS, "sharded")
             lasting = far.without_gradients()  # trips keep their members until the next step
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
@@ -371,6 +373,5 @@ class Split:
 
     def let_rest(self) -> None:
         """Stop matrices in parts whose gradients have become zero; all ranks decide together."""
-        plans = ("owner", "replicated", "sharded", "gather")
-        works = [self._selected(w, *plans) for w in range(len(self._works))]
+        works = [self._selected(w, *BY_OWNERS, *WITHIN_A_COPY) for w in range(len(self._works))]
         let_parts_rest(works, self._distribution.layout_of, self._state)

@@ -260,7 +260,7 @@ class Muon(Checkpointed):
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
         rows = self._known_model.rows(self.param_groups)
-        return routes_of(self.param_groups, rows, self._distribution.told)
+        return routes_of(self.param_groups, rows, self._distribution.choice)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.

@@ -89,7 +89,7 @@ class Choices:
             target: Target = "muon" if is_muons else self.by_role[found.role] or self.others
             why = f"{found.role}: {found.why}"
             if site in forms and found.role == "hidden":
-                why = f"hidden: {form.what}"
+                why = f"hidden: {form.description}"
             by_rule = site in chosen and not (later and chosen[site][0] is None)
             if by_rule:
                 target, rule = chosen[site]

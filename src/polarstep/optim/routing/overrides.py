@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
@@ -108,8 +109,8 @@ def apply_layouts(
         if layout not in get_args(Layout):
             raise ValueError(f"{title}={layout!r}: expected one of {', '.join(get_args(Layout))}")
         for site in _matrices(title, pattern, sites, later=later):
-            kind = form_of(site).what.partition(",")[0].partition(":")[0]
-            forms.setdefault(site, Form(layout, what=f"{kind}, {layout} by {title}"))
+            said = f", {layout} by {title}"
+            forms.setdefault(site, Form(layout, what=form_of(site).what, how=said))
     return forms
 
 
@@ -128,7 +129,7 @@ def apply_splits(
         for site in _matrices(title, pattern, sites, later=later):
             form = forms.get(site) or form_of(site)
             cut = _cut(title, parts, site, form)
-            form = Form(form.layout, cut, form.what)
+            form = replace(form, cut=cut)
             form.view(site.parameter, site.name)  # raises if the parts do not add up
             cuts.setdefault(site, (form, title))
     return cuts

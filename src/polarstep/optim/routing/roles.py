@@ -44,6 +44,13 @@ class Form:
     layout: Layout = "auto"
     cut: Cut = WHOLE
     what: str = "matrix"
+    how: str = ""
+    """How the matrices lie in the parameter, which follows ``what`` in the description."""
+
+    @property
+    def description(self) -> str:
+        """The matrices in a few words, for the routing table."""
+        return self.what + self.how
 
     def view(self, p: Tensor, name: str = "the parameter") -> MatrixView:
         """The matrices of ``p``."""
@@ -76,18 +83,21 @@ def form_of(site: Site) -> Form:
         return Form()
     module, rows = use.owner.module, p.shape[0]
     if isinstance(module, _ConvNd) and p.ndim > 2:
-        kind = _kind(module)
+        kind, how = _kind(module), ""
         layout: Layout = "conv" if p.ndim == 3 else "auto"
         if isinstance(module, _ConvTransposeNd):
             # Stored as in × out·k, the transpose of the map; its polar factor is transposed alike.
-            kind += ", inputs as rows"
+            how = ", inputs as rows"
         if module.groups > 1 and rows % module.groups == 0:
             cut = Cut((rows // module.groups,) * module.groups)
-            return Form(layout, cut, f"{module.groups} groups of a {kind}")
+            return Form(layout, cut, f"{module.groups} groups of a {kind}", how)
         what, fused = f"filters of a {kind}", None
         if not isinstance(module, _ConvTransposeNd):
             fused = find_cut(use, rows, module.in_channels)
-        return Form(layout, fused[0], f"{what}: {fused[1]}") if fused else Form(layout, what=what)
+        if fused is None:
+            return Form(layout, WHOLE, what, how)
+        cut, parts = fused
+        return Form(layout, cut, what, f": {parts}")
     if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
         return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
     if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
@@ -100,14 +110,15 @@ def form_of(site: Site) -> Form:
     if isinstance(module, nn.Bilinear):
         return Form(what=f"{rows} forms of a Bilinear")
     if p.ndim == 3 and has_heads_inside(use, p):
-        heads = f"{p.shape[1]} heads side by side"
-        return Form("conv", what=f"bare parameter of {_kind(module)}, {heads}")
+        heads = f", {p.shape[1]} heads side by side"
+        return Form("conv", WHOLE, f"bare parameter of {_kind(module)}", heads)
     if p.ndim in (2, 3):
         return _linear_form(site)
     if _is_typed(module):
         return Form(what=_kind(module))
     if p.ndim in (4, 5):
-        return Form(what=f"bare {p.ndim}-d parameter of {_kind(module)}, read as filters")
+        what = f"bare {p.ndim}-d parameter of {_kind(module)}"
+        return Form("auto", WHOLE, what, ", read as filters")
     return Form(what=f"{math.prod(p.shape[:-2])} matrices stacked in {_kind(module)}")
 
 
@@ -130,7 +141,7 @@ def _linear_form(site: Site) -> Form:
     if found is None:
         return Form(layout, WHOLE, what)
     cut, parts = found
-    return Form(layout, cut, f"{what}: {parts}")
+    return Form(layout, cut, what, f": {parts}")
 
 
 def adapter(site: Site, anatomy: Anatomy) -> Finding | None:
@@ -290,7 +301,7 @@ def vector(site: Site, anatomy: Anatomy) -> Finding | None:
     form = form_of(site)
     view = form.view(site.parameter)
     if all(min(m, n) <= 1 for _, m, n in view.shapes):
-        return Finding("vector", f"{view} is a vector ({form.what})")
+        return Finding("vector", f"{view} is a vector ({form.description})")
     return None
 
 
@@ -304,7 +315,7 @@ def broadcast(site: Site, anatomy: Anatomy) -> Finding | None:
 
 def hidden(site: Site, anatomy: Anatomy) -> Finding | None:
     """Every other parameter: one or more matrices between the two ends of the model."""
-    return Finding("hidden", form_of(site).what)
+    return Finding("hidden", form_of(site).description)
 
 
 RULES: tuple[Rule, ...] = (

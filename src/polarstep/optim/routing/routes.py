@@ -16,7 +16,9 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.checked_values import is_integer
 from polarstep.distributed.layout import local
+from polarstep.distributed.ledger import BY_OWNERS
 from polarstep.distributed.owned_graph import can_replay
+from polarstep.distributed.plans import Choice
 from polarstep.optim.groups import (
     ELEMENTWISE,
     NAMELESS,
@@ -104,11 +106,12 @@ class Routes:
 def routes_of(
     groups: Sequence[Group],
     left_out: Iterable[Route] = (),
-    plan_of: Callable[[Group, Tensor], str | None] = lambda group, p: None,
+    choice_of: Callable[[Group, Tensor], Choice | None] = lambda group, p: None,
 ) -> Routes:
     """The routes in ``groups``, then the routes ``left_out`` of parameters that are still in no group.
 
-    ``plan_of`` says how ranks share the work on a parameter; ``None`` where they do not.
+    ``choice_of`` returns the plan by which ranks share the work on a parameter; ``None`` where they do
+    not.
     """
     rows = []
     for index, (group, params) in enumerate(zip(groups, labelled_params(groups), strict=True)):
@@ -128,15 +131,15 @@ def routes_of(
                 polar = "; ".join(dict.fromkeys(told))
                 if group["transform"] is not None:
                     polar += f", {group['transform'].describe()}"
-                plan = plan_of(group, p)
-                alone = plan is None or plan.startswith("local")
-                if alone and can_tabulate(group, p if plan is None else local(p).detach()):
+                choice = choice_of(group, p)
+                alone = choice is None or choice.plan == "local"
+                if alone and can_tabulate(group, p if choice is None else local(p).detach()):
                     polar += ", fused"
-                if _has_owners(plan) and can_replay(group, p.device):
+                if choice is not None and choice.plan in BY_OWNERS and can_replay(group, p.device):
                     polar += ", map as a CUDA graph"
                 polar += _precision(group, p)
-                if plan is not None:
-                    polar += f"; {plan}"
+                if choice is not None:
+                    polar += f"; {choice}"
             rows.append(
                 Route(
                     name=name,
@@ -176,11 +179,6 @@ def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ..
         for row in rows
         if nameless[row.shape] < waiting[row.shape]
     )
-
-
-def _has_owners(plan: str | None) -> bool:
-    """Whether each matrix is computed by one rank for all ranks."""
-    return plan is not None and plan.startswith(("owner", "replicated"))
 
 
 def _precision(group: Group, p: Tensor) -> str:
