@@ -89,7 +89,8 @@ def megabytes(polar: ps.PolarMap, transform: ps.Transform | None = None) -> floa
         plans: list[ledger.Plan] = ["owner"]
         if ledger.sharded_reason(its) is None:
             plans.append("sharded")
-        received += min(ledger.bytes_received(plan, m, n, count, RANKS, its) for plan in plans)
+        shared = ledger.SharedMatrices(m, n, count, RANKS)
+        received += min(ledger.bytes_received(plan, shared, its) for plan in plans)
     return received / MB
 
 

@@ -29,8 +29,9 @@ def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, led
     sizes: dict[ledger.Plan, int] = {"owner": 2}
     if ledger.sharded_reason(polar) is None:
         sizes["sharded"] = 4
+    shared = ledger.SharedMatrices(m, n, count, RANKS)
     return min(
-        (ledger.bytes_received(plan, m, n, count, RANKS, polar, itemsize=size), plan)
+        (ledger.bytes_received(plan, shared, polar, itemsize=size), plan)
         for plan, size in sizes.items()
     )
 
@@ -39,7 +40,9 @@ def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, led
 def share_of_products() -> str:
     """The products of a rank over those of one process, at most, for the table of bytes."""
     most = max(
-        ledger.flops_per_rank(cheapest(polar, *shape)[1], m, n, count, RANKS, polar, step=0)
+        ledger.flops_per_rank(
+            cheapest(polar, *shape)[1], ledger.SharedMatrices(m, n, count, RANKS), polar, step=0
+        )
         / ledger.whole_flops(m, n, count, polar, step=0)
         for polar in MAPS.values()
         for shape in SHAPES
@@ -52,8 +55,8 @@ def share_of_products() -> str:
 def received_in_float32() -> str:
     """What a rank receives for the wide matrices of the table where everything is in float32."""
     count, m, n = SHAPES[-1]
-    polar = MAPS[LOW_RANK]
-    nbytes = ledger.bytes_received("sharded", m, n, count, RANKS, polar, itemsize=4)
+    shared = ledger.SharedMatrices(m, n, count, RANKS)
+    nbytes = ledger.bytes_received("sharded", shared, MAPS[LOW_RANK], itemsize=4)
     return f"{nbytes / MB:.1f} MB for {count} × {m}×{n}"
 
 

@@ -7,7 +7,7 @@ import torch
 from tests.distributed import counts
 from tests.distributed.launch import launched, needs_gloo
 
-from polarstep import Deflated, Exact, LowRank, NewtonSchulz
+from polarstep import Deflated, Exact, LowRank, NewtonSchulz, Warm
 from polarstep.distributed import ledger
 
 RANKS = (2, 4)
@@ -61,7 +61,7 @@ def test_steps_by_the_norm_receive_one_number_more_where_the_long_side_is_cut(ra
     for shape, more in (("small tall", 4), ("small wide", 0)):  # rows are cut
         count, m, n = counts.SHAPES[shape]
         results = [there["by norm", shape] for there in found[ranks]]
-        where = ("sharded", m, n, count, ranks, counts.MAPS["h=1"])
+        where = ("sharded", ledger.SharedMatrices(m, n, count, ranks), counts.MAPS["h=1"])
         expected = ledger.bytes_received(*where, itemsize=4, by_norm=True)
         assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
         without = ledger.bytes_received(*where, itemsize=4)
@@ -75,7 +75,7 @@ def test_what_a_deflated_map_carries_is_counted(plan, name, shape, found) -> Non
     count, m, n = counts.SHAPES[shape]
     for ranks in RANKS:
         results = [there[plan, name, shape] for there in found[ranks]]
-        where = (plan, m, n, count, ranks, counts.CARRYING[name])
+        where = (plan, ledger.SharedMatrices(m, n, count, ranks), counts.CARRYING[name])
         expected = ledger.bytes_received(*where, itemsize=4)
         assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
 
@@ -84,15 +84,16 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     """The mean over ranks is what the ledger says; the routing table has the same bytes."""
     count, m, n = counts.SHAPES[shape]
     polar, step = counts.MAPS[name], counts.KEPT if name == "kept" else 1
-    where = (plan, m, n, count, len(results), polar)
-    expected = ledger.bytes_received(*where, itemsize=4, step=step, copies=copies)
+    where = (plan, ledger.SharedMatrices(m, n, count, len(results), copies=copies), polar)
+    expected = ledger.bytes_received(*where, itemsize=4, step=step)
     assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
     assert all(0 < r[0]["status"] < 300 for r in results)
     flops = mean(r[1] for r in results)
-    expected_flops = ledger.flops_per_rank(*where, step=step, copies=copies)
+    expected_flops = ledger.flops_per_rank(*where, step=step)
     assert flops == pytest.approx(expected_flops, rel=0.02)
     if name != "kept":  # the table has the bytes of a step that makes a new basis
-        one = ledger.bytes_received(plan, m, n, 1, len(results), polar, itemsize=4, copies=copies)
+        shared = ledger.SharedMatrices(m, n, 1, len(results), copies=copies)
+        one = ledger.bytes_received(plan, shared, polar, itemsize=4)
         told = f"{plan} on {len(results)} ranks, {one / MB:.3g} MB: as asked"
         assert all(told in r[2] for r in results)
 
@@ -113,7 +114,8 @@ def test_the_goals_on_gpus(name, shape) -> None:
     count, m, n = counts.SHAPES[shape]
     polar = counts.MAPS[name]
     plans = ["owner"] if ledger.sharded_reason(polar) else ["owner", "sharded"]
-    least = min(ledger.bytes_received(plan, m, n, count, 4, polar) for plan in plans)
+    shared = ledger.SharedMatrices(m, n, count, ranks=4)
+    least = min(ledger.bytes_received(plan, shared, polar) for plan in plans)
     assert least <= GOALS[name, shape, torch.bfloat16] * MB
 
 
@@ -121,7 +123,8 @@ def test_shards_in_float32_receive_a_sum_and_little_more() -> None:
     """Of a wide matrix with its rows cut, all ranks need B = Σ Q_rᵀA_r: a ring's bytes of one sum."""
     count, m, n = counts.SHAPES["wide"]
     polar = counts.MAPS["h=0"]
-    received = ledger.bytes_received("sharded", m, n, count, 4, polar, itemsize=4)
+    shared = ledger.SharedMatrices(m, n, count, ranks=4)
+    received = ledger.bytes_received("sharded", shared, polar, itemsize=4)
     a_sum = count * 2 * 3 / 4 * polar.width * n * 4
     assert a_sum < received < 1.08 * a_sum
 
@@ -147,15 +150,38 @@ def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
 
 def test_one_rank_receives_nothing() -> None:
     for plan in ledger.PLANS:
-        assert ledger.bytes_received(plan, 64, 96, 4, 1, LowRank(8, 4)) == 0
+        shared = ledger.SharedMatrices(64, 96, count=4, ranks=1)
+        assert ledger.bytes_received(plan, shared, LowRank(8, 4)) == 0
+
+
+def test_copies_have_equally_many_ranks() -> None:
+    with pytest.raises(ValueError, match="copies=3 with ranks=8: expected a divisor of the ranks"):
+        ledger.SharedMatrices(64, 96, count=4, ranks=8, copies=3)
+
+
+@pytest.mark.parametrize("plan", ledger.PLANS)
+def test_rows_of_a_matrix_are_columns_of_its_transpose(plan) -> None:
+    rows = ledger.SharedMatrices(96, 64, 8, 8, "rows", 2)
+    columns = ledger.SharedMatrices(64, 96, 8, 8, "columns", 2)
+    for step in (0, 1):
+        for polar in (LowRank(8, 4), LowRank(8, 4, power=0, sketch=Warm())):
+            of_rows, of_columns = (
+                (
+                    ledger.bytes_received(plan, each, polar, step=step),
+                    ledger.flops_per_rank(plan, each, polar, step=step),
+                )
+                for each in (rows, columns)
+            )
+            assert of_rows == of_columns
 
 
 def test_the_sharded_plan_wins_where_the_sketch_is_narrow() -> None:
     """(1 + h)·ℓ < d/N for the length d of the side that is cut, at equal precision."""
     for rank, ranks in ((100, 4), (100, 32), (400, 4)):
         polar = LowRank(rank, 0, power=1)
+        shared = ledger.SharedMatrices(4096, 1024, 8, ranks)
         costs = {
-            plan: ledger.bytes_received(plan, 4096, 1024, 8, ranks, polar, itemsize=4)
+            plan: ledger.bytes_received(plan, shared, polar, itemsize=4)
             for plan in ("sharded", "owner")
         }
         dense = 8 * 2 * (ranks - 1) / ranks**2 * 4096 * 1024 * 4  # without factors
@@ -173,4 +199,4 @@ def test_the_sharded_plan_wins_where_the_sketch_is_narrow() -> None:
 def test_what_does_not_run_on_shards(polar, reason) -> None:
     assert ledger.sharded_reason(polar) == reason
     with pytest.raises(ValueError, match=reason):
-        ledger.bytes_received("sharded", 4096, 4096, 1, 4, polar)
+        ledger.bytes_received("sharded", ledger.SharedMatrices(4096, 4096, 1, 4), polar)

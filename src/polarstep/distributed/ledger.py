@@ -44,6 +44,7 @@ __all__ = [
     "WITHIN_A_COPY",
     "AskedPlan",
     "Plan",
+    "SharedMatrices",
     "Side",
     "bytes_received",
     "check_plan",
@@ -69,6 +70,45 @@ _OPS = products.of(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
+class SharedMatrices:
+    """``count`` matrices of m×n, and the N ranks that share the work on them."""
+
+    m: int
+    n: int
+    count: int
+    ranks: int
+    sharded: Side = "rows"
+    """Which side of the matrices the ranks have cut."""
+    copies: int = 1
+    """How many copies of the matrices the ranks hold; a divisor of N."""
+
+    def __post_init__(self) -> None:
+        if self.ranks % self.copies:
+            raise ValueError(
+                f"copies={self.copies} with ranks={self.ranks}: expected a divisor of the ranks, as "
+                "every copy lies on as many"
+            )
+
+    @property
+    def cut_side(self) -> int:
+        """The length of the side that the ranks have cut."""
+        return self.m if self.sharded == "rows" else self.n
+
+    @property
+    def whole_side(self) -> int:
+        """The length of the other side."""
+        return self.n if self.sharded == "rows" else self.m
+
+    def shards(self, plan: Plan) -> int:
+        """S, the number of ranks that hold the parts of one copy."""
+        return 1 if plan == "replicated" else self.ranks // self.copies
+
+    def partners(self, plan: Plan) -> int:
+        """The number of ranks that exchange anything in a step."""
+        return self.shards(plan) if plan in WITHIN_A_COPY else self.ranks
+
+
+@dataclass(frozen=True)
 class _Chain:
     """The products of a sketched map on shards, in the order of Algorithm 1."""
 
@@ -86,110 +126,92 @@ def check_plan(plan: object) -> None:
 
 def bytes_received(
     plan: Plan,
-    m: int,
-    n: int,
-    count: int,
-    ranks: int,
+    its: SharedMatrices,
     polar: PolarMap,
     *,
     itemsize: int = 2,
     sum_itemsize: int = 4,
-    sharded: Side = "rows",
     step: int = 1,
-    copies: int = 1,
     by_norm: bool = False,
 ) -> float:
-    """Bytes that a rank receives in one step of ``count`` m×n matrices.
+    """Bytes that a rank receives in one step of the matrices.
 
     Args:
         plan: one of :data:`PLANS`.
-        m: rows.
-        n: columns.
-        count: the number of matrices.
-        ranks: N.
+        its: the matrices, and the ranks that share them.
         polar: the map.
         itemsize: bytes of a number of M and T on the way: 2 on a GPU, where a step rounds to bfloat16
             anyway, 4 on a CPU.
         sum_itemsize: bytes of a number of a sum.
-        sharded: which side of the matrices the ranks have cut.
         step: the step, as a kept basis makes some steps cheaper.
-        copies: how many copies of the matrices the ranks hold; a divisor of N.
         by_norm: whether steps are scaled by ‖T‖_F, as with ``lr_scale="rms"``. Ranks that hold parts of
             the long side then receive one more number for each matrix, ‖T‖²_F.
     """
-    shards = _shards(plan, ranks, copies)
-    ranks = shards if plan in WITHIN_A_COPY else ranks
+    m, n, count, shards, ranks = its.m, its.n, its.count, its.shards(plan), its.partners(plan)
     if ranks == 1 or plan == "local":
         return 0.0
     polar = polar.on(m, n, torch.device("cpu"))
     others = (ranks - 1) / ranks
     if plan == "gather":
         return count * others * m * n * itemsize
+    if plan == "sharded":
+        each = _sharded_bytes(its, polar, itemsize, sum_itemsize, step, by_norm)
+        return count * others * each
     width, carried = factor_width(polar), _carried(polar, m, n)
     if plan == "replicated":
         return count * others * itemsize * (min(m * n, (width or m * n) * (m + n)) + carried)
-    if plan == "owner":
-        rows, columns = (m / shards, n) if sharded == "rows" else (m, n / shards)
-        there = (shards - 1) / shards * (m * n + carried) / ranks
-        back = min(rows * columns, (width or m * n) * (rows + columns)) + carried / shards
-        return count * itemsize * (there + others * back)
+    rows, columns = (m / shards, n) if its.sharded == "rows" else (m, n / shards)
+    there = (shards - 1) / shards * (m * n + carried) / ranks
+    back = min(rows * columns, (width or m * n) * (rows + columns)) + carried / shards
+    return count * itemsize * (there + others * back)
+
+
+def _sharded_bytes(
+    its: SharedMatrices,
+    polar: PolarMap,
+    itemsize: int,
+    sum_itemsize: int,
+    step: int,
+    by_norm: bool,
+) -> int:
+    """Bytes of what all ranks exchange of one matrix by Algorithm 1 on shards."""
     reason = sharded_reason(polar)
     if reason is not None:
         raise ValueError(f"plan='sharded' with {polar!r}: {reason}; expected another plan")
     assert isinstance(polar, LowRank)
-    chain, ell = _chain(polar, m, n, sharded, step), polar.width
-    other = n if sharded == "rows" else m
+    chain, ell = _chain(polar, its, step), polar.width
     triangle = ell * (ell + 1) // 2
     passes = chain.rough + chain.final
-    summed = chain.summed * ell * other * (sum_itemsize + itemsize)  # a sum there, a basis back
+    summed = chain.summed * ell * its.whole_side * (sum_itemsize + itemsize)  # a sum, then a basis
     triangles = 2 * triangle * (passes + chain.small) + passes  # a pass has a flag for each matrix
     scale = 2 + by_norm * chain.small  # the largest entry of each matrix, and its ‖T‖²_F
     start = 0  # a warm start, of which each rank holds a part
     if isinstance(polar.finder, Warm) and step > 0 and not chain.small:
-        start = ell * other * itemsize
-    return count * others * (summed + start + (triangles + scale) * sum_itemsize)
+        start = ell * its.whole_side * itemsize
+    return summed + start + (triangles + scale) * sum_itemsize
 
 
-def flops_per_rank(
-    plan: Plan,
-    m: int,
-    n: int,
-    count: int,
-    ranks: int,
-    polar: PolarMap,
-    *,
-    sharded: Side = "rows",
-    step: int = 1,
-    copies: int = 1,
-) -> float:
+def flops_per_rank(plan: Plan, its: SharedMatrices, polar: PolarMap, *, step: int = 1) -> float:
     """FLOPs of the products that the busiest rank runs in one step; with ``"gather"`` each runs all."""
-    shards = _shards(plan, ranks, copies)
-    ranks = shards if plan in WITHIN_A_COPY else ranks
+    m, n, count, ranks = its.m, its.n, its.count, its.partners(plan)
     polar = polar.on(m, n, torch.device("cpu"))
     one = product_flops(polar, m, n, step=step)
     if plan == "gather" or ranks == 1:
         return float(count * one)
     busiest = -(-count // ranks)
     if plan == "sharded":
-        return _sharded_flops(polar, m, n, count, ranks, sharded, step)
+        return _sharded_flops(polar, its, step)
     width = factor_width(polar)
     if plan in BY_OWNERS and width is not None:
         lift = flops.matmul(m, width, n)
-        shared = lift * (1 if plan == "replicated" else 1 / shards)
+        shared = lift * (1 if plan == "replicated" else 1 / its.shards(plan))
         return busiest * (one - lift) + count * shared
     return float(busiest * one)
 
 
-def _shards(plan: Plan, ranks: int, copies: int) -> int:
-    """S, the number of ranks that hold the parts of one copy."""
-    if ranks % copies:
-        raise ValueError(f"copies={copies} with ranks={ranks}: expected a divisor of the ranks")
-    return 1 if plan == "replicated" else ranks // copies
-
-
 def whole_flops(m: int, n: int, count: int, polar: PolarMap, step: int = 1) -> float:
     """FLOPs of the products of one process that has all matrices."""
-    return flops_per_rank("gather", m, n, count, 1, polar, step=step)
+    return flops_per_rank("gather", SharedMatrices(m, n, count, ranks=1), polar, step=step)
 
 
 def factor_width(polar: PolarMap) -> int | None:
@@ -252,38 +274,34 @@ def _small_flops(inner: NewtonSchulz, ell: int) -> int:
     return (powers + 3 * (len(polynomials) - 1)) * _square(_OPS, ell, ell, 1)
 
 
-def _sharded_flops(
-    polar: PolarMap, m: int, n: int, count: int, ranks: int, sharded: Side, step: int
-) -> float:
+def _sharded_flops(polar: PolarMap, its: SharedMatrices, step: int) -> float:
     """FLOPs of the busiest rank: 1/N of every large product, and the small work of its own matrices.
 
     The inner map of a matrix and its bases of summed columns are not divided: one rank computes them.
     """
     assert isinstance(polar, LowRank)
-    d0, d1, ell = min(m, n), max(m, n), polar.width
-    chain, busiest = _chain(polar, m, n, sharded, step), -(-count // ranks)
-    cut, other = (m, n) if sharded == "rows" else (n, m)
+    d0, d1, ell = min(its.m, its.n), max(its.m, its.n), polar.width
+    ranks = its.partners("sharded")
+    chain, busiest = _chain(polar, its, step), -(-its.count // ranks)
     each = (_products(polar, step) + 2) * flops.matmul(d0, ell, d1)
     passes = chain.rough + chain.final
-    each += passes * 2 * flops.matmul(cut, ell, ell)
+    each += passes * 2 * flops.matmul(its.cut_side, ell, ell)
     inner = polar.inner
     assert isinstance(inner, NewtonSchulz)
     small = _inner_flops(inner, ell, d1)
+    basis = _square(_OPS, ell, its.whole_side, 1)
     if chain.small:  # B is sharded: its Gram matrix and W·B are shared work
         lift = flops.matmul(ell, d1, ell) + flops.matmul(ell, ell, d1)
         small, each = _small_flops(inner, ell), each + lift
-        last = max(0, chain.summed - 1)
-        orths = last * _square(_OPS, ell, other, 1) + (chain.summed > 0) * _square(
-            _OPS, ell, other, FINAL_PASSES
-        )
+        orths = max(0, chain.summed - 1) * basis + (chain.summed > 0) * FINAL_PASSES * basis
     else:
-        orths = (chain.summed - 1) * _square(_OPS, ell, other, 1)
-    return count * each / ranks + busiest * (small + orths)
+        orths = (chain.summed - 1) * basis
+    return its.count * each / ranks + busiest * (small + orths)
 
 
-def _chain(polar: LowRank, m: int, n: int, sharded: Side, step: int) -> _Chain:
+def _chain(polar: LowRank, its: SharedMatrices, step: int) -> _Chain:
     """How many results of each kind are exchanged. Products alternate sides, the short side last."""
-    short_cut = (sharded == "rows") == (m <= n)
+    short_cut = (its.sharded == "rows") == (its.m <= its.n)
     ends = _bases(_products(polar, step))
     on_short, on_long = (sum(short == side for short, _ in ends) for side in (True, False))
     if short_cut:

@@ -11,7 +11,14 @@ from torch import Tensor
 from polarstep import products
 from polarstep.distributed import carries, ledger
 from polarstep.distributed.layout import Layout, is_sharded
-from polarstep.distributed.ledger import AUTO, AskedPlan, Plan, Side, check_plan
+from polarstep.distributed.ledger import (
+    AUTO,
+    AskedPlan,
+    Plan,
+    SharedMatrices,
+    Side,
+    check_plan,
+)
 from polarstep.matrix import MatrixView
 from polarstep.optim.stepping.collect import momentum_dtype
 from polarstep.optim.transforms import Transform, followed
@@ -95,17 +102,13 @@ def _costs(
     for plan in possible:
         nbytes = flops = 0.0
         for (count, m, n), its in zip(view.shapes, maps, strict=True):
+            shared = SharedMatrices(m, n, count, len(layout.ranks), side or "rows", copies)
             nbytes += ledger.bytes_received(
                 plan,
-                m,
-                n,
-                count,
-                len(layout.ranks),
+                shared,
                 its,
                 itemsize=size if plan != "gather" else p.dtype.itemsize,
                 sum_itemsize=total,
-                sharded=side or "rows",
-                copies=copies,
             )
             # The owners of all parameters share the work, so a share need not be a whole matrix.
             flops += ledger.whole_flops(m, n, count, its) / _dividing(plan, layout)

@@ -16,7 +16,7 @@ import torch
 
 from polarstep import LowRank, NewtonSchulz
 from polarstep.distributed import ledger
-from polarstep.distributed.ledger import PLANS, Plan, Side
+from polarstep.distributed.ledger import PLANS, Plan, SharedMatrices, Side
 from polarstep.distributed.plans import FLOPS_PER_BYTE
 from polarstep.polar import PolarMap
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
@@ -153,25 +153,13 @@ def costs(workload: Workload, polar: PolarMap, mesh: Mesh) -> dict[str, Cost]:
 def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
     side: Side = its.by_tensor if mesh.name == "tp" else "rows"
     copies = mesh.ranks // mesh.shards
-    nbytes = ledger.bytes_received(
-        plan,
-        its.m,
-        its.n,
-        its.count,
-        mesh.ranks,
-        polar,
-        itemsize=STATE if plan == "gather" else WIRE,
-        sum_itemsize=SUM,
-        sharded=side,
-        copies=copies,
-    )
+    shared = SharedMatrices(its.m, its.n, its.count, mesh.ranks, side, copies)
+    size = STATE if plan == "gather" else WIRE
+    nbytes = ledger.bytes_received(plan, shared, polar, itemsize=size, sum_itemsize=SUM)
     # With whole copies, local means that every rank computes everything.
     if plan == "local":
         return Cost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
-    flops = ledger.flops_per_rank(
-        plan, its.m, its.n, its.count, mesh.ranks, polar, sharded=side, copies=copies
-    )
-    return Cost(nbytes, flops)
+    return Cost(nbytes, ledger.flops_per_rank(plan, shared, polar))
 
 
 def _price(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> float:
