@@ -162,7 +162,7 @@ class Arrivals:
     def __init__(self) -> None:
         self._known: list[dict[str, Any] | None] = []
 
-    def check(self, groups: list[Group], state: State) -> None:
+    def drop_placeholders(self, groups: list[Group], state: State) -> None:
         """Drop the placeholders in what came since the last step."""
         params = _carrying(groups)
         now = [state.get(p) for p in params]

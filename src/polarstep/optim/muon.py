@@ -350,7 +350,7 @@ class Muon(Checkpointed):
         # Placeholders are written where there are ranks. While a graph is captured, no values are read.
         may_arrive = has_ranks() and not in_a_graph()
         if may_arrive:
-            self._arrivals.check(self.param_groups, self.state)
+            self._arrivals.drop_placeholders(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
             refuse_shared()

@@ -32,8 +32,8 @@ from polarstep.optim.transforms import Transform
 from polarstep.polar import Auto, PolarMap
 
 __all__ = [
+    "check_and_normalize",
     "check_lr",
-    "check_options",
     "check_ours",
     "complete",
     "known_options",
@@ -59,7 +59,7 @@ def complete(group: Group, muon_defaults: Group) -> Group:
     defaults = _defaults_of(group["algorithm"], muon_defaults)
     _check_keys(group, muon_defaults)
     group = defaults | group
-    _check_whole(group)
+    _check_and_normalize_new(group)
     return group
 
 
@@ -76,7 +76,7 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
     if now is not None and "name" in now:
         defaults = defaults | {"name": now["name"]}
     group = defaults | group
-    _check_whole(group)
+    _check_and_normalize_new(group)
     check_params(group)
     return group
 
@@ -92,9 +92,9 @@ def check_ours(group: Group) -> None:
         )
 
 
-def _check_whole(group: Group) -> None:
-    """Check every option, the value of an lr in a tensor too; turn the sizes of parts into tuples."""
-    check_options(group)
+def _check_and_normalize_new(group: Group) -> None:
+    """:func:`check_and_normalize`, with the value of an lr in a tensor, and sizes of parts as tuples."""
+    check_and_normalize(group)
     check_lr(float(group["lr"]))
     for option in ("split_sizes", "split_columns"):
         if group.get(option) is not None:
@@ -115,13 +115,15 @@ def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
     return {"lr_scale" if option == LR_SCALE else option for option in options}
 
 
-def check_options(group: Group) -> None:
+def check_and_normalize(group: Group) -> None:
     """Raise a ``ValueError`` or ``TypeError`` for the first bad or missing option of a group.
 
-    Users may write to a group between steps, so every step calls this.
+    Options that may be written in several ways are rewritten to the way that a step reads: an ``lr`` a
+    rounding error below zero, ``lr_scale`` and ``polar="auto"``. Users may write to a group between
+    steps, so every step calls this.
     """
     try:
-        _check_options(group)
+        _check_and_normalize(group)
     except KeyError as missing:
         raise ValueError(
             f"a group with algorithm={group.get('algorithm')!r} has no {missing}: expected all options "
@@ -130,7 +132,7 @@ def check_options(group: Group) -> None:
         ) from None
 
 
-def _check_options(group: Group) -> None:
+def _check_and_normalize(group: Group) -> None:
     algorithm = group["algorithm"]
     _check_algorithm(algorithm)
     check_lr(group["lr"])
@@ -151,7 +153,7 @@ def _check_options(group: Group) -> None:
     if algorithm == "muon":
         if "lr_scale" in group:
             group[LR_SCALE] = group.pop("lr_scale")
-        _check_muon(group)
+        _check_and_normalize_muon(group)
     else:
         build: Callable[..., Any] = ELEMENTWISE[algorithm]
         # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
@@ -182,7 +184,7 @@ def _check_algorithm(algorithm: str) -> None:
         )
 
 
-def _check_muon(group: Group) -> None:
+def _check_and_normalize_muon(group: Group) -> None:
     check_fraction("momentum", group["momentum"], "the paper's schedule for K=10,000 gives 0.99")
     check_at_least_zero("weight_decay", group["weight_decay"], WITHOUT_DECAY)
     check_bool("nesterov", group["nesterov"], "False is Polyak's momentum")

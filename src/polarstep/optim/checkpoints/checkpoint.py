@@ -222,6 +222,7 @@ class Checkpointed(Optimizer):
         unpickled = "param_groups" not in self.__dict__
         now = [None] * len(groups) if unpickled else self.param_groups
         filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
+        _modernize(groups, state.get("state", {}))
         _check_buffers(groups, state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
@@ -257,17 +258,24 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
     return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
 
 
+def _modernize(groups: Sequence[Group], state: State) -> None:
+    """Write entries as torch keeps them today: no momentum that is None, no count that is a number."""
+    for of_parameter in (state.get(p) for group in groups for p in group["params"]):
+        if not isinstance(of_parameter, dict):
+            continue
+        if of_parameter.get("momentum_buffer", ...) is None:
+            del of_parameter["momentum_buffer"]
+        if isinstance(of_parameter.get("step"), int | float):  # before torch 1.12
+            of_parameter["step"] = torch.tensor(float(of_parameter["step"]))
+
+
 def _check_buffers(groups: Sequence[Group], state: State) -> None:
-    """Raise if the state of a parameter does not fit it; momentum that is None counts as missing."""
+    """Raise if the state of a parameter does not fit it."""
     for group in groups:
         for name, p in named_params(group):
             of_parameter = state.get(p)
             if not isinstance(of_parameter, dict):
                 continue
-            if of_parameter.get("momentum_buffer", ...) is None:
-                del of_parameter["momentum_buffer"]
-            if isinstance(of_parameter.get("step"), int | float):  # as torch kept it before 1.12
-                of_parameter["step"] = torch.tensor(float(of_parameter["step"]))
             if of_parameter and group["algorithm"] in ELEMENTWISE:
                 check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
             check_shapes(name, p, of_parameter, group)

@@ -27,7 +27,7 @@ from polarstep.optim.groups import (
     scale_of,
     views_of,
 )
-from polarstep.optim.options import check_options
+from polarstep.optim.options import check_and_normalize
 from polarstep.optim.stepping.carried import recalled
 from polarstep.optim.stepping.magnitude import largest
 from polarstep.optim.transforms import followed
@@ -135,8 +135,11 @@ class Member:
 
 
 def check_gradients(group: Group) -> None:
-    """Raise for the first bad option of a group, or the first gradient that cannot be used."""
-    check_options(group)
+    """Raise for the first bad option of a group, or the first gradient that cannot be used.
+
+    The options of the group are normalized.
+    """
+    check_and_normalize(group)
     for name, p in named_params(group):
         if (grad := p.grad) is not None:
             _check(name, p, grad)
@@ -167,7 +170,7 @@ def collect(
     as zero. ``stand_ins`` maps the id of a sharded parameter to the plain tensors that are used in place
     of the parameter and of its gradient.
     """
-    check_options(group)
+    check_and_normalize(group)
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
     for name, p in named_params(group):
         if stand_ins and id(p) in stand_ins:
