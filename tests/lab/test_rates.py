@@ -133,8 +133,8 @@ def test_tick_counts_every_step():
     ("call", "words"),
     [
         (lambda: Setup(horizons=(1, 2, 3)), "K ≥ 2"),
-        (lambda: Setup(horizons=(8, 16)), "at least three"),
-        (lambda: Setup(replicas=1), "at least 2"),
+        (lambda: Setup(horizons=(8, 16)), "at least 3 different horizons"),
+        (lambda: Setup(replicas=1), "replicas=1: expected an integer ≥ 2"),
         (lambda: Ripples(a=3.0), "only stationary point"),
         (lambda: studies.study_cases((1.5,), ("svd",), 1.0, (6, 8)), "expected some of exact"),
         (lambda: studies.study_cases((1.0,), ("exact",), 1.0, (6, 8)), "1 < α ≤ 2"),
@@ -169,8 +169,22 @@ def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
     assert "--force" in again.output
     assert CliRunner().invoke(app, [*run, "--force"]).exit_code == 0
     assert json.loads((tmp_path / "out/rates.json").read_text()) == record
-    bad = CliRunner().invoke(app, ["rates", "--out", str(tmp_path / "bad"), "--alphas", "3"])
-    assert bad.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--alphas", "3"], "--alphas: '3': expected numbers in (1, 2], such as 1.2,1.6,2"),
+        (["--alphas", "1.5,two"], "--alphas: '1.5,two': expected numbers in (1, 2]"),
+        (["--solvers", "exact,svd"], "--solvers: 'svd': expected some of exact, newton-schulz"),
+        (["--longest", "100"], "100 with --shortest 64 leaves 64: expected at least 3 horizons"),
+        (["--longest", "100"], "to fit a slope; give 256 or more"),
+    ],
+)
+def test_command_names_the_option_that_is_wrong(options, words, tmp_path):
+    outcome = CliRunner().invoke(app, ["rates", "--out", str(tmp_path / "bad"), *options])
+    assert outcome.exit_code == 2
+    assert words in " ".join(outcome.output.replace("│", " ").split())
     assert not (tmp_path / "bad").exists()
 
 

@@ -68,53 +68,27 @@ def tokenize(
     ] = False,
 ) -> None:
     """Turn text files into token shards (nanoGPT's .bin format)."""
-    console = Console(stderr=True)
     with clear_errors("Run the same command again to start over."):
-        if characters == (vocab is not None):
-            raise VocabularyError(
-                "say which tokens: --vocab FILE for GPT-2's (r50k_base.tiktoken), or --characters"
-            )
-        if vocab is not None:
-            need("--vocab", "tiktoken")
-        missing = [str(file) for file in files if not file.exists()]
-        if missing:
-            raise ConfigError(f"no such file: {', '.join(missing)}")
-        folders = [str(file) for file in files if not file.is_file()]
-        if folders:
+        _check_tokens(vocab, characters)
+        if not 0 <= validation < 1:
             raise ConfigError(
-                f"{folders[0]} is no file: expected text files, as {folders[0]}/*.txt"
+                f"--validation {validation:g}: expected a fraction in [0, 1), as 0.1 for the last tenth"
             )
-        if out.exists() and not out.is_dir():
-            raise ConfigError(f"{out} is a file: expected a folder for the shards, as --out data")
-        there = shards_with_prefix(out, prefix)
-        if there and not force:
-            raise ConfigError(
-                f"{out} already has {there[0].name}: nothing was overwritten; give another --out or "
-                "--prefix, or --force to replace the shards"
+        _check_files(files)
+        there = _shards_to_replace(out, prefix, force)
+        with _files_progress() as bar:
+            task = bar.add_task("files", total=len(files))
+            tokenizer = _tokenizer(files, vocab, separator)
+            written = tokenize_files(
+                files,
+                out,
+                tokenizer,
+                prefix=prefix,
+                separator=separator,
+                shard_tokens=shard_tokens,
+                validation=validation,
+                progress=lambda _: bar.advance(task),
             )
-        try:
-            with Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                TimeRemainingColumn(),
-                console=console,
-            ) as bar:
-                task = bar.add_task("files", total=len(files))
-                tokenizer = _tokenizer(files, vocab, separator)
-                written = tokenize_files(
-                    files,
-                    out,
-                    tokenizer,
-                    prefix=prefix,
-                    separator=separator,
-                    shard_tokens=shard_tokens,
-                    validation=validation,
-                    progress=lambda _: bar.advance(task),
-                )
-        except ValueError as error:  # an empty text, text that is not UTF-8, a bad fraction
-            raise ConfigError(str(error)) from error
         kept = {summary.path for summary in written}
         for old in there:
             if old not in kept:
@@ -125,6 +99,50 @@ def tokenize(
     typer.echo(
         f"train on them with: --set data.train='{out}/{prefix}_train_*.bin' {held_out}"
         f"--set model.vocab_size={tokenizer.vocab_size}"
+    )
+
+
+def _check_tokens(vocab: Path | None, characters: bool) -> None:
+    """Raise unless exactly one kind of tokens is asked for."""
+    if characters == (vocab is not None):
+        raise VocabularyError(
+            "say which tokens: --vocab FILE for GPT-2's (r50k_base.tiktoken), or --characters"
+        )
+    if vocab is not None:
+        need("--vocab", "tiktoken")
+
+
+def _check_files(files: list[Path]) -> None:
+    """Raise for the first of ``files`` that cannot be read as a text."""
+    missing = [str(file) for file in files if not file.exists()]
+    if missing:
+        raise ConfigError(f"no such file: {', '.join(missing)}")
+    folders = [str(file) for file in files if not file.is_file()]
+    if folders:
+        raise ConfigError(f"{folders[0]} is no file: expected text files, as {folders[0]}/*.txt")
+
+
+def _shards_to_replace(out: Path, prefix: str, force: bool) -> list[Path]:
+    """The shards in ``out`` that are in the way; raises where they may not be replaced."""
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{out} is a file: expected a folder for the shards, as --out data")
+    there = shards_with_prefix(out, prefix)
+    if there and not force:
+        raise ConfigError(
+            f"{out} already has {there[0].name}: nothing was overwritten; give another --out or "
+            "--prefix, or --force to replace the shards"
+        )
+    return there
+
+
+def _files_progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
     )
 
 

@@ -14,6 +14,7 @@ import torch.distributed as dist
 import typer
 from rich.console import Console
 
+from polarstep_lab.data.corpus import TextError
 from polarstep_lab.data.tokenizer import VocabularyError
 from polarstep_lab.suites.parallel import EXPLAINED
 from polarstep_lab.training.ranks import first_failure
@@ -25,7 +26,7 @@ ERROR = 1
 DIVERGED = 3
 INTERRUPTED = 130
 
-EXPECTED = (*EXPLAINED, VocabularyError, OSError)
+EXPECTED = (*EXPLAINED, TextError, VocabularyError, OSError)
 
 
 @contextmanager

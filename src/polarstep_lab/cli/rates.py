@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -18,10 +19,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from polarstep.theory.checks import tail_index
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.rates.figure import draw
-from polarstep_lab.rates.measured import Setup
+from polarstep_lab.rates.measured import FEWEST_HORIZONS, Setup
 from polarstep_lab.rates.studies import SOLVERS, Row, batch_study, rate_study, tuning_study
 from polarstep_lab.storage import StorageError, refuse_unwritable, write_json
 
@@ -59,52 +61,33 @@ def rates(
     with clear_errors(""):
         need("the figure of the rates", "matplotlib")
     record = out / "rates.json"
-    if record.exists() and not force:
-        raise typer.BadParameter(
-            f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
-        )
-    try:
-        refuse_unwritable(record, "--out")
-    except StorageError as error:
-        raise typer.BadParameter(str(error), param_hint="--out") from error
-    try:
-        chosen = tuple(float(alpha) for alpha in alphas.split(","))
-    except ValueError:
-        raise typer.BadParameter(
-            f"{alphas!r}: expected numbers such as 1.2,1.6,2", param_hint="--alphas"
-        ) from None
+    _check_place(record, force)
     names = tuple(name.strip() for name in solvers.split(","))
+    chosen = _tail_indices(alphas)
     if quick:
         chosen, names = (1.2, 1.6, 2.0), ("newton-schulz", "gaussian")
         shortest, longest, replicas = 32, 256, min(replicas, 12)
-    horizons = [shortest]
-    while 2 * horizons[-1] <= longest:
-        horizons.append(2 * horizons[-1])
-    try:
-        setup = Setup(horizons=tuple(horizons), replicas=replicas, seed=seed)
-        long = (64, 256, 1024) if quick else (256, 1024, 4096, 16384)
-        tuned = Setup(shape=(3, 4), distance=0.5, replicas=4 * replicas, horizons=long, seed=seed)
-        batched = Setup(distance=1.0, replicas=replicas, horizons=(64, 256, 1024), seed=seed)
-        console = Console(stderr=True)
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TextColumn("steps"),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        ) as progress:
-            main = progress.add_task("rates", total=setup.steps)
-            extra = progress.add_task("tuning", total=tuned.steps, visible=examples)
-            third = progress.add_task("batch size", total=batched.steps, visible=examples)
-            found = rate_study(setup, chosen, names, tick=lambda done: progress.advance(main, done))
-            tuning = batches = None
-            if examples:
-                tuning = tuning_study(tuned, tick=lambda done: progress.advance(extra, done))
-                batches = batch_study(batched, tick=lambda done: progress.advance(third, done))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+    _check_solvers(names)
+    setup = Setup(horizons=_horizons(shortest, longest), replicas=replicas, seed=seed)
+    long = (64, 256, 1024) if quick else (256, 1024, 4096, 16384)
+    tuned = Setup(shape=(3, 4), distance=0.5, replicas=4 * replicas, horizons=long, seed=seed)
+    batched = Setup(distance=1.0, replicas=replicas, horizons=(64, 256, 1024), seed=seed)
+    console = Console(stderr=True)
+    tuning = batches = None
+    with _steps_progress(console) as progress:
+
+        def ticking(title: str, its: Setup, shown: bool = True) -> Callable[[int], None]:
+            """A line of the display for the steps of a study, and what advances it."""
+            task = progress.add_task(title, total=its.steps, visible=shown)
+            return lambda done: progress.advance(task, done)
+
+        of_rates = ticking("rates", setup)
+        of_tuning = ticking("tuning", tuned, examples)
+        of_batches = ticking("batch size", batched, examples)
+        found = rate_study(setup, chosen, names, tick=of_rates)
+        if examples:
+            tuning = tuning_study(tuned, tick=of_tuning)
+            batches = batch_study(batched, tick=of_batches)
     write_json(
         record,
         {
@@ -124,6 +107,62 @@ def rates(
     )
     Console().print(_table(found))
     console.print(f"wrote {record}, {out / 'rates.svg'} and {out / 'rates.png'}")
+
+
+def _check_place(record: Path, force: bool) -> None:
+    """Raise where the results may not be written."""
+    if record.exists() and not force:
+        raise typer.BadParameter(
+            f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
+        )
+    try:
+        refuse_unwritable(record, "--out")
+    except StorageError as error:
+        raise typer.BadParameter(str(error), param_hint="--out") from error
+
+
+def _tail_indices(alphas: str) -> tuple[float, ...]:
+    """The numbers in ``alphas``, each checked."""
+    try:
+        return tuple(tail_index(float(alpha)) for alpha in alphas.split(","))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{alphas!r}: expected numbers in (1, 2], such as 1.2,1.6,2", param_hint="--alphas"
+        ) from None
+
+
+def _check_solvers(names: Sequence[str]) -> None:
+    unknown = [name for name in names if name not in SOLVERS]
+    if unknown:
+        raise typer.BadParameter(
+            f"{unknown[0]!r}: expected some of {', '.join(SOLVERS)}", param_hint="--solvers"
+        )
+
+
+def _horizons(shortest: int, longest: int) -> tuple[int, ...]:
+    """``shortest``, and its doubles up to ``longest``: at least three, to fit a slope."""
+    horizons = [shortest]
+    while 2 * horizons[-1] <= longest:
+        horizons.append(2 * horizons[-1])
+    if len(horizons) < FEWEST_HORIZONS:
+        raise typer.BadParameter(
+            f"{longest} with --shortest {shortest} leaves {', '.join(map(str, horizons))}: expected at "
+            f"least {FEWEST_HORIZONS} horizons to fit a slope; give {4 * shortest} or more",
+            param_hint="--longest",
+        )
+    return tuple(horizons)
+
+
+def _steps_progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
 
 
 def _table(rows: list[Row]) -> Table:

@@ -15,9 +15,13 @@ from numpy.typing import NDArray
 
 from polarstep_lab.settings_by_name import ConfigError
 
-__all__ = ["CharacterVocabulary", "corpus_names", "corpus_text", "corpus_tokens"]
+__all__ = ["CharacterVocabulary", "TextError", "corpus_names", "corpus_text", "corpus_tokens"]
 
 VALIDATION_FRACTION = 0.1
+
+
+class TextError(ValueError):
+    """A text cannot be turned into tokens; the message says which, why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +39,9 @@ class CharacterVocabulary:
     def of(cls, text: str) -> CharacterVocabulary:
         """All characters of ``text``, sorted."""
         if not text:
-            raise ValueError(
-                "the text is empty: a character vocabulary needs at least one character"
+            raise TextError(
+                "the text is empty: a character vocabulary needs at least one character; give text "
+                "files with more than white space"
             )
         return cls("".join(sorted(set(text))))
 
@@ -51,7 +56,7 @@ class CharacterVocabulary:
         strange = known[tokens] != points
         if strange.any():
             character = chr(int(points[int(strange.argmax())]))
-            raise ValueError(
+            raise TextError(
                 f"the character {character!r} is not among the {len(self)} of this vocabulary: make the "
                 "vocabulary from all texts together"
             )

@@ -34,7 +34,7 @@ SAMPLES, SAMPLE_BYTES = 64, 1 << 16
 
 
 class ShardError(ValueError):
-    """A token shard is missing or damaged; the message says which, how and what to do."""
+    """A token shard is missing, damaged, or cannot hold its tokens; the message says what to do."""
 
 
 def open_shard(path: Path) -> NDArray[np.uint16]:
@@ -42,7 +42,10 @@ def open_shard(path: Path) -> NDArray[np.uint16]:
     try:
         size = path.stat().st_size
     except FileNotFoundError:
-        raise ShardError(f"the token shard {path} does not exist") from None
+        raise ShardError(
+            f"the token shard {path} does not exist: give the path of another, or make it with "
+            "`polarstep tokenize`"
+        ) from None
     if size == 0:
         raise ShardError(f"{path} is empty (0 bytes): download or tokenize it again")
     if size < HEADER_BYTES:
@@ -58,7 +61,9 @@ def open_shard(path: Path) -> NDArray[np.uint16]:
             "shard; make one from text with `polarstep tokenize`"
         )
     if version != VERSION:
-        raise ShardError(f"{path} has version {version}; only version {VERSION} can be read")
+        raise ShardError(
+            f"{path} has version {version}, expected {VERSION}: make it anew with `polarstep tokenize`"
+        )
     if count <= 0:
         raise ShardError(
             f"the header of {path} promises {count} tokens, expected 1 or more: tokenize it again"
@@ -77,12 +82,20 @@ def open_shard(path: Path) -> NDArray[np.uint16]:
 def write_shard(path: Path, tokens: NDArray[np.integer]) -> None:
     """Write ``tokens`` to ``path`` as one shard, atomically."""
     if tokens.ndim != 1 or tokens.size == 0:
-        raise ValueError(f"expected a non-empty vector of tokens, got shape {tokens.shape}")
+        raise ValueError(
+            f"the tokens of {path} have shape {tokens.shape}: expected a vector with at least one entry"
+        )
     if tokens.size > MAX_TOKENS:
-        raise ValueError(f"{tokens.size:,} tokens do not fit one shard (at most {MAX_TOKENS:,})")
+        raise ShardError(
+            f"{path} would have {tokens.size:,} tokens, and a shard has at most {MAX_TOKENS:,}: divide "
+            "them among more shards, as with a smaller --shard-tokens or --validation"
+        )
     low, high = int(tokens.min()), int(tokens.max())
     if low < 0 or high > 0xFFFF:
-        raise ValueError(f"tokens run from {low} to {high}: a shard holds 0 to 65535 (uint16)")
+        raise ShardError(
+            f"the tokens of {path} run from {low} to {high}, and a shard holds 0 to 65535 (uint16): "
+            "take a smaller vocabulary"
+        )
     header = np.zeros(HEADER, dtype="<i4")
     header[:3] = MAGIC, VERSION, tokens.size
 

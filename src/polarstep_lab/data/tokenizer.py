@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from polarstep_lab.data.corpus import CharacterVocabulary
+from polarstep.checked_values import check_fraction, check_integer
+from polarstep_lab.data.corpus import CharacterVocabulary, TextError
 from polarstep_lab.data.shards import write_shard
 from polarstep_lab.storage import StorageError, read_json, write_json
 
@@ -32,7 +33,7 @@ VOCABULARY_FILE = "vocabulary.json"
 
 
 class VocabularyError(ValueError):
-    """The vocabulary files are missing or are not GPT-2's."""
+    """The vocabulary files are missing or are not GPT-2's, or a folder has another vocabulary."""
 
 
 class Tokenizer(Protocol):
@@ -123,9 +124,15 @@ def _read_ranks(vocabulary: Path) -> dict[bytes, int]:
         elif encoder.exists() and merges.exists():
             from tiktoken.load import data_gym_to_mergeable_bpe_ranks
 
-            pair: dict[bytes, int] = data_gym_to_mergeable_bpe_ranks(
-                vocab_bpe_file=str(merges), encoder_json_file=str(encoder)
-            )
+            try:
+                pair: dict[bytes, int] = data_gym_to_mergeable_bpe_ranks(
+                    vocab_bpe_file=str(merges), encoder_json_file=str(encoder)
+                )
+            except (ValueError, AssertionError) as error:  # tiktoken asserts that the two fit
+                raise VocabularyError(
+                    f"{encoder} and {merges} are no GPT-2 vocabulary ({error}): download them again, or "
+                    "use r50k_base.tiktoken"
+                ) from error
             return pair
     if not vocabulary.is_file():
         raise VocabularyError(
@@ -158,11 +165,17 @@ class ShardSummary:
 
 def read_documents(path: Path, separator: str | None = None) -> list[str]:
     """The documents of a text file: the whole file, or its parts between ``separator`` lines."""
+    if separator == "":
+        raise TextError(
+            "separator='': expected the text between two documents, as '<|endoftext|>'; leave it out if "
+            "each file is one document"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}"
+        raise TextError(
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}; convert it, or "
+            "leave it out"
         ) from None
     documents = [text] if separator is None else text.split(separator)
     return [document for document in documents if document.strip()]
@@ -187,23 +200,10 @@ def tokenize_files(
     ``vocabulary.json`` describes all shards of a folder. Where it describes shards of another prefix,
     made with another vocabulary, nothing is written.
     """
-    if not 0 <= validation < 1:
-        raise ValueError(f"validation={validation}: expected a fraction in [0, 1)")
-    if shard_tokens < 1:
-        raise ValueError(f"shard_tokens={shard_tokens}: expected at least 1")
-
-    _keep_vocabulary(out, prefix, tokenizer)
-
-    def pieces() -> Iterator[NDArray[np.uint16]]:
-        for file in files:
-            for document in read_documents(file, separator):
-                yield tokenizer.encode(document)
-            progress(file)
-
-    encoded = list(pieces())
-    if not encoded:
-        raise ValueError(f"no text in {', '.join(map(str, files))}: nothing to tokenize")
-    tokens = np.concatenate(encoded)
+    check_fraction("validation", validation, "0.1 holds out the last tenth")
+    check_integer("shard_tokens", shard_tokens, 1, "100_000_000 makes shards of 200 MB")
+    _refuse_another_vocabulary(out, prefix, tokenizer)
+    tokens = _encoded(files, tokenizer, separator, progress)
     cut = len(tokens) - round(len(tokens) * validation)
     written = []
     for number, start in enumerate(range(0, cut, shard_tokens), start=1):
@@ -215,6 +215,25 @@ def tokenize_files(
     return written
 
 
+def _encoded(
+    files: Sequence[Path],
+    tokenizer: Tokenizer,
+    separator: str | None,
+    progress: Callable[[Path], object],
+) -> NDArray[np.uint16]:
+    """The tokens of all files, one after the other."""
+    encoded: list[NDArray[np.uint16]] = []
+    for file in files:
+        encoded += map(tokenizer.encode, read_documents(file, separator))
+        progress(file)
+    if not encoded:
+        raise TextError(
+            f"no text in {', '.join(map(str, files))}: nothing to tokenize; give files with more than "
+            "white space"
+        )
+    return np.concatenate(encoded)
+
+
 def shards_with_prefix(folder: Path, prefix: str) -> list[Path]:
     """The shards in ``folder`` that :func:`tokenize_files` wrote with ``prefix``, sorted.
 
@@ -224,13 +243,13 @@ def shards_with_prefix(folder: Path, prefix: str) -> list[Path]:
     return sorted(path for path in folder.glob("*.bin") if name.fullmatch(path.name))
 
 
-def _keep_vocabulary(out: Path, prefix: str, tokenizer: Tokenizer) -> None:
+def _refuse_another_vocabulary(out: Path, prefix: str, tokenizer: Tokenizer) -> None:
     """Raise if shards of another prefix in ``out`` have a vocabulary that would be overwritten."""
     path = out / VOCABULARY_FILE
     ours = shards_with_prefix(out, prefix)
     others = sorted(shard.name for shard in out.glob("*.bin") if shard not in ours)
     if others and path.exists() and read_json(path) != tokenizer.describe():
-        raise ValueError(
+        raise VocabularyError(
             f"{path} is the vocabulary of {others[0]} and is not that of this text: one folder has one "
             "vocabulary; nothing was written, give another --out"
         )

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from polarstep import rng
+from polarstep.checked_values import check_integer
 from polarstep.optim import Muon
 from polarstep.polar import PolarMap
 from polarstep.theory import checks as check
@@ -28,7 +29,21 @@ from polarstep.theory.schedules import Schedule
 from polarstep_lab.estimates import student
 from polarstep_lab.rates.problems import Ripples
 
-__all__ = ["Case", "Fit", "Line", "Noise", "Setup", "fit", "measure", "trajectories"]
+__all__ = [
+    "FEWEST_HORIZONS",
+    "Case",
+    "Fit",
+    "Line",
+    "Noise",
+    "Setup",
+    "fit",
+    "measure",
+    "trajectories",
+]
+
+
+FEWEST_HORIZONS = 3
+"""A line through two points would have no scatter."""
 
 
 class Noise(Protocol):
@@ -63,12 +78,12 @@ class Setup:
     def __post_init__(self) -> None:
         for K in self.horizons:
             check.horizon(K)
-        if len(set(self.horizons)) < 3:
+        if len(set(self.horizons)) < FEWEST_HORIZONS:
             raise ValueError(
-                f"horizons={self.horizons}: expected at least three different horizons to fit a slope"
+                f"horizons={self.horizons}: expected at least {FEWEST_HORIZONS} different horizons to "
+                "fit a slope, as (64, 128, 256)"
             )
-        if self.replicas < 2:
-            raise ValueError(f"replicas={self.replicas}: expected at least 2 for an interval")
+        check_integer("replicas", self.replicas, 2, "an interval needs two; 24 is the default")
         check.positive("distance", self.distance)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import signal
 from pathlib import Path
@@ -452,6 +453,22 @@ def test_shards_of_another_prefix_keep_their_files_and_their_vocabulary():
     polarstep("tokenize", "a.txt", "-o", "shards", "--characters", "--force")
     assert before.items() <= {path.name: path.read_bytes() for path in shards.iterdir()}.items()
     assert (shards / "text_train_000001.bin").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        (b"caf\xe9", [], "text.txt is not UTF-8 text: .* at byte 3; convert it"),
+        (b" \n", [], "the text is empty: .* give text files with more than white space"),
+        (b"some text", ["--validation", "1"], r"--validation 1: expected a fraction in \[0, 1\)"),
+        (b"some text", ["--separator", ""], "separator='': expected the text between two"),
+    ],
+)
+def test_what_cannot_be_tokenized_is_told_without_a_traceback(text, words, message):
+    Path("text.txt").write_bytes(text)
+    outcome = polarstep("tokenize", "text.txt", "-o", "shards", "--characters", *words, status=1)
+    assert re.search(message, said(outcome))
+    assert not Path("shards").exists()
 
 
 def test_without_a_validation_shard_none_is_recommended():

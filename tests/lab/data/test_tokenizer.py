@@ -110,6 +110,16 @@ def test_files_that_are_no_vocabulary(bytes_vocabulary, tmp_path):
         Gpt2(bytes_vocabulary)
 
 
+@pytest.mark.parametrize(
+    ("encoder", "merges"), [("{", "#version\n"), ('{"a": 0}', "#version\na b\n")]
+)
+def test_a_damaged_pair_of_files_is_named(encoder, merges, tmp_path):
+    (tmp_path / "encoder.json").write_text(encoder)
+    (tmp_path / "vocab.bpe").write_text(merges)
+    with pytest.raises(VocabularyError, match=r"encoder\.json and .*vocab\.bpe are no GPT-2"):
+        Gpt2(tmp_path)
+
+
 def test_text_that_is_not_utf8_is_named(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"caf\xe9")
     with pytest.raises(ValueError, match=r"a\.txt is not UTF-8 text: .* at byte 3"):

@@ -39,7 +39,7 @@ def test_a_shard_is_256_int32_then_uint16(tmp_path):
         (b"", r"is empty \(0 bytes\)"),
         (b"short", r"has 5 bytes, less than the header of 1024"),
         (header(magic=278895051) + bytes(20), r"starts with 278895051, not with the magic number"),
-        (header(version=2) + bytes(20), r"has version 2; only version 1"),
+        (header(version=2) + bytes(20), r"has version 2, expected 1: make it anew"),
         (header(count=0), r"promises 0 tokens, expected 1 or more"),
         (header(count=-3), r"promises -3 tokens"),
         (header() + bytes(19), r"is truncated: its header promises 10 tokens, 1,044 bytes"),
@@ -69,10 +69,17 @@ def test_globbing_several_patterns_gives_each_shard_once_in_order(tmp_path):
     assert [path.name for path in found] == ["a_train_1.bin", "b_train_1.bin", "b_train_2.bin"]
 
 
-@pytest.mark.parametrize("tokens", [np.array([70000]), np.array([-1]), np.array([], dtype=int)])
-def test_tokens_that_do_not_fit_are_refused(tokens, tmp_path):
-    with pytest.raises(ValueError):
-        write_shard(tmp_path / "a.bin", tokens)
+@pytest.mark.parametrize(
+    ("tokens", "message"),
+    [
+        ([70000], "a.bin run from 70000 to 70000, .*: take a smaller vocabulary"),
+        ([-1], "a.bin run from -1 to -1, and a shard holds 0 to 65535"),
+        ([], r"a.bin have shape \(0,\): expected a vector with at least one entry"),
+    ],
+)
+def test_tokens_that_do_not_fit_are_refused(tokens, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        write_shard(tmp_path / "a.bin", np.array(tokens, dtype=int))
     assert not list(tmp_path.iterdir())
 
 
