@@ -236,8 +236,9 @@ def test_a_step_that_cannot_be_captured_is_told_once_and_launched() -> None:
     assert steps.go() == []
     with pytest.warns(
         UserWarning, match=r"\(ValueError: a map of mine\), so its kernels are launched"
-    ):
+    ) as told:
         assert steps.go() == []
+    assert told[0].filename == __file__  # the line that led to the step, outside the package
     (failed,) = capture._FAILED
     assert failed.calls == [(None, "thread_local"), ("end",), ("reset",)]  # type: ignore[attr-defined]
     with warnings.catch_warnings():

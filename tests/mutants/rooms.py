@@ -66,6 +66,7 @@ ROOMS = {
     "optim": _folder("optim", 25),
     "matrix.py": _file("matrix", 15),
     "checked_values.py": _file("checked_values", 15),
+    "callers_level.py": _file("callers_level", 15),
     "rng.py": _file("rng", 15),
     "storage.py": _file("storage", 15),
     "flops.py": _file("flops", 15),

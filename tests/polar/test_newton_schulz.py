@@ -284,8 +284,9 @@ def test_coefficients_without_a_margin_are_not_run_in_16_bits(monkeypatch):
     assert not careful.rounds_input
     assert "not below float32" in careful.describe(48, 48)
     assert torch.linalg.matrix_norm(careful(M), 2) < 1.01
-    with pytest.warns(UserWarning, match=r"dtype=torch.bfloat16.*safety factor.*dtype=None"):
+    with pytest.warns(UserWarning, match=r"dtype=torch.bfloat16.*safety factor.*dtype=None") as t:
         careless = NewtonSchulz(7, "polar-express-cifar10", dtype=torch.bfloat16)  # as asked for
+    assert t[0].filename == __file__
     assert not torch.linalg.matrix_norm(careless(M).float(), 2) < 10
     assert NewtonSchulz(7, "polar-express").rounds_input
     assert careful(M.double()).dtype == torch.float64

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from polarstep.callers_level import callers_level
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.status import (
     Agreement,
@@ -25,7 +26,6 @@ from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders
 from polarstep.optim.alike import GroupOptions
 from polarstep.optim.groups import ELEMENTWISE, NAMELESS, Group, named_params
-from polarstep.optim.guards.mistakes import callers_level
 from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.collect import State, Work, check_gradients, collect
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, products
+from polarstep.callers_level import callers_level
 from polarstep.checked_values import check_integer
 from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
@@ -91,7 +92,7 @@ class NewtonSchulz(PolarMap):
                 "lift a singular value above one, where these polynomials blow it up; use polynomials "
                 "with a safety factor, as polarstep.polar.polar_express(lower, steps) makes them, or "
                 "dtype=None",
-                stacklevel=3,
+                stacklevel=callers_level(),
             )
         if self.form not in get_args(Form):
             raise ValueError(f"form={self.form!r}: expected one of {', '.join(get_args(Form))}")

@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 
 from polarstep import polar as maps
 from polarstep import sketch as sketches
+from polarstep.callers_level import callers_level
 from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
 from polarstep.optim.checkpoints.content import check_groups, check_state
 from polarstep.optim.checkpoints.matching import (
@@ -29,7 +30,6 @@ from polarstep.optim.checkpoints.matching import (
 from polarstep.optim.checkpoints.plain import decoded_group, encoded_group
 from polarstep.optim.elementwise import counter_device
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params
-from polarstep.optim.guards.mistakes import callers_level
 from polarstep.optim.guards.resized import check_shapes
 from polarstep.optim.options import restored
 from polarstep.optim.stepping.carried import name_of

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from types import FrameType
 
 from torch import Tensor
 
+from polarstep.callers_level import callers_level
 from polarstep.optim.groups import ELEMENTWISE, Group, named_params
 from polarstep.optim.routing.following import Places
 from polarstep.optim.stepping.collect import State, Work
 
-__all__ = ["MistakeWarnings", "callers_level"]
+__all__ = ["MistakeWarnings"]
 
 
 class MistakeWarnings:
@@ -179,22 +178,6 @@ class MistakeWarnings:
                 self._one_rate = True
                 _warn_of_one_rate(other, made_too, group, made)
                 return
-
-
-def callers_level() -> int:
-    """The ``stacklevel`` with which a warning shows the line that called step() or load_state_dict().
-
-    torch wraps step() twice, and once more if the optimizer has a scheduler.
-    """
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and _is_ours_or_torchs(frame):
-        frame, level = frame.f_back, level + 1
-    return level
-
-
-def _is_ours_or_torchs(frame: FrameType) -> bool:
-    package = str(frame.f_globals.get("__name__")).partition(".")[0]
-    return package in ("polarstep", "torch")
 
 
 def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float) -> None:
