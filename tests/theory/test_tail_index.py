@@ -5,11 +5,10 @@ import math
 import pytest
 import scipy.stats
 import torch
-from torch import nn
 
 from polarstep import rng
 from polarstep.theory import tail_index
-from polarstep.theory.noise import AlphaStable, GradientNoise, StudentT, SymmetricPareto
+from polarstep.theory.noise import AlphaStable, StudentT, SymmetricPareto
 
 N = 100_000
 
@@ -68,45 +67,6 @@ def test_hill_takes_a_k():
     assert estimate.high - estimate.low > 0.2
 
 
-def _model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
-
-
-def test_per_sample_gradients_are_those_of_a_loop():
-    model, g = _model(), rng.generator("data")
-    x, y = torch.randn(7, 6, generator=g), torch.randint(0, 3, (7,), generator=g)
-    batched = tail_index.per_sample_gradients(
-        model, nn.functional.cross_entropy, x, y, chunk_size=3
-    )
-    assert set(batched) == {name for name, _ in model.named_parameters()}
-    for i in range(7):
-        model.zero_grad()
-        nn.functional.cross_entropy(model(x[i : i + 1]), y[i : i + 1]).backward()
-        for name, p in model.named_parameters():
-            torch.testing.assert_close(batched[name][i], p.grad)
-
-
-def test_tail_index_of_a_models_gradient_noise():
-    """Hill finds the index of a linear model's per-sample gradients, whose inputs are Student's."""
-    model = nn.Linear(5, 4, bias=False)
-    x = StudentT(1.5).sample((20_000,), 5, rng.generator("inputs"), torch.float32)
-    y = torch.zeros(20_000, 4)
-
-    def loss(output, target):
-        return (output - target).abs().mean()  # gradient ∝ input
-
-    gradients = tail_index.per_sample_gradients(model, loss, x, y)["weight"]
-    estimate = tail_index.hill(tail_index.noise_norms(gradients))
-    assert abs(estimate.alpha - 1.5) < 0.15
-
-
-def test_noise_norms_are_about_the_mean():
-    noise = GradientNoise(SymmetricPareto(1.7), 1.5, sigma0=1.0)
-    gradients = noise(torch.full((50_000, 3, 2), 100.0), generator=rng.generator("n"))
-    assert abs(tail_index.hill(tail_index.noise_norms(gradients)).alpha - 1.7) < 0.1
-
-
 # Seven entries of ten are zero, as in the gradient of an embedding of which few rows were used.
 SPARSE = torch.randn(9999, generator=rng.generator("sparse")) * (torch.arange(9999) % 10 > 6)
 SPARSE = SPARSE[torch.randperm(9999, generator=rng.generator("order"))]
@@ -126,8 +86,6 @@ SPARSE = SPARSE[torch.randperm(9999, generator=rng.generator("order"))]
         (lambda: tail_index.stable(torch.rand(50)), "at least 200"),
         (lambda: tail_index.stable(torch.ones(500)), "no continuous law"),
         (lambda: tail_index.stable(SPARSE), "no continuous law.*leave out"),
-        (lambda: tail_index.noise_norms(torch.ones(1, 3)), "at least two examples"),
-        (lambda: tail_index.noise_norms(torch.ones(3)), r"shape \(3,\): expected \(N, ...\)"),
     ],
 )
 def test_errors_say_what_would_do(call, words):
@@ -143,15 +101,6 @@ def test_samples_that_are_no_real_numbers_are_refused(estimate):
         estimate(torch.ones(500) + 1j * torch.rand(500))
     with pytest.raises(TypeError, match="the samples are no tensor"):
         estimate([1.0] * 500)
-
-
-def test_batch_normalization_has_no_gradient_for_each_example():
-    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    data = torch.ones(5, 4), torch.zeros(5, 3)
-    with pytest.raises(ValueError, match=r"1 is a BatchNorm1d in training mode.*model\.eval"):
-        tail_index.per_sample_gradients(model, nn.functional.mse_loss, *data)
-    found = tail_index.per_sample_gradients(model.eval(), nn.functional.mse_loss, *data)
-    assert found["0.weight"].shape == (5, 3, 4)
 
 
 def test_growth_refuses_what_does_not_fit():

@@ -8,6 +8,7 @@ from polarstep.diagnostics.gradient_noise import NoiseDraws, draw_noise, held_st
 from polarstep.diagnostics.layer_heatmap import heatmap, read_rows
 from polarstep.diagnostics.measures import Measures, measure
 from polarstep.diagnostics.monitor import Monitor
+from polarstep.diagnostics.per_sample import noise_norms, per_sample_gradients
 
 __all__ = [
     "Certificate",
@@ -22,5 +23,7 @@ __all__ = [
     "held_still",
     "mean_gradient",
     "measure",
+    "noise_norms",
+    "per_sample_gradients",
     "read_rows",
 ]

@@ -13,7 +13,7 @@ numbers, so the trajectory is the same bit for bit with and without a monitor.
 The tail index is Hill's estimate from the entries of G_k − G_{k−1}, with G_k the gradient of step
 k. Between neighbouring steps the true gradient hardly changes, and the difference of two noises has
 the same tail as each. But entries are not independent, and the paper's assumption is about norms;
-to test that assumption take per-sample gradients (:mod:`polarstep.theory.tail_index`). The index
+to test that assumption take per-sample gradients (:mod:`polarstep.diagnostics.per_sample`). The index
 indicates a heavy tail; it proves nothing.
 """
 

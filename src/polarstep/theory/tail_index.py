@@ -8,27 +8,23 @@ terms, which is how α enters the theorems. For long sums it gives 2 for every l
 and less than 2 for α-stable laws without one.
 
 The paper's assumption is about norms of the gradient noise, ‖G^i − ∇f‖_F. For a real model use
-:mod:`polarstep.diagnostics.gradient_noise`, for a small model :func:`per_sample_gradients` and
-:func:`noise_norms`.
+:mod:`polarstep.diagnostics.gradient_noise`, for a small model :mod:`polarstep.diagnostics.per_sample`.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch import Tensor
 
 from polarstep.float64 import in_float64
 from polarstep.theory.checks import is_whole
 
-__all__ = ["TailIndex", "growth", "hill", "noise_norms", "per_sample_gradients", "stable"]
+__all__ = ["TailIndex", "growth", "hill", "stable"]
 
 SMALLEST = 100
 """The least number of samples, and of order statistics, for an estimate."""
@@ -37,6 +33,15 @@ NO_LAW = (
     "no continuous law, and so no α-stable one; leave out samples that are exactly zero, as entries of "
     "parameters without a gradient"
 )
+
+
+def __getattr__(name: str) -> Any:
+    """``noise_norms`` and ``per_sample_gradients``, which were here and are diagnostics now."""
+    if name not in ("noise_norms", "per_sample_gradients"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from polarstep.diagnostics import per_sample
+
+    return getattr(per_sample, name)
 
 
 @dataclass(frozen=True)
@@ -178,51 +183,6 @@ def growth(parts: Tensor, sums: Tensor, confidence: float = 0.95) -> TailIndex:
 
 def _reciprocal(value: float) -> float:
     return 1 / value if value > 0 else math.inf
-
-
-def per_sample_gradients(
-    model: nn.Module,
-    loss: Callable[..., Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    chunk_size: int | None = None,
-) -> dict[str, Tensor]:
-    """The gradient of every single example, by parameter name: shape ``(N, *parameter.shape)``.
-
-    ``loss(output, target)`` is called with a batch of one. Parameters and buffers of the model are
-    not changed. ``chunk_size`` limits how many gradients are computed at a time. Models that mix
-    examples (batch normalization in training mode) have no per-sample gradients.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, _BatchNorm) and module.training:
-            raise ValueError(
-                f"{name or 'the model'} is a {type(module).__name__} in training mode, which mixes the "
-                "examples of a batch: expected a model with a gradient for each example; call "
-                "model.eval(), or use another normalization"
-            )
-    params = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    rest = {name: p.detach() for name, p in model.named_parameters() if not p.requires_grad}
-    buffers = {name: b.detach() for name, b in model.named_buffers()}
-
-    def one(weights: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Any:
-        output = functional_call(model, ({**weights, **rest}, buffers), (x[None],))
-        return loss(output, y[None])
-
-    gradients = vmap(grad(one), in_dims=(None, 0, 0), randomness="different", chunk_size=chunk_size)
-    result: dict[str, Tensor] = gradients(params, inputs, targets)
-    return result
-
-
-def noise_norms(gradients: Tensor) -> Tensor:
-    """‖G^i − Ḡ‖_F of per-sample gradients ``(N, ...)``, the norms in the assumption on the noise."""
-    if gradients.ndim < 2 or len(gradients) < 2:
-        raise ValueError(
-            f"gradients have shape {tuple(gradients.shape)}: expected (N, ...) with at least two "
-            "examples, since noise is the difference of an example from the mean"
-        )
-    flat = gradients.detach().flatten(1)
-    flat = flat.float() if flat.dtype.itemsize < 4 else flat
-    return torch.linalg.vector_norm(flat - flat.mean(0), dim=1)
 
 
 def _choose_k(Z: Tensor) -> int:
