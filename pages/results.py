@@ -23,9 +23,9 @@ def results_tables(folder: Path, up: str) -> str:
         return ""
     from polarstep_lab.report.grouping import sections_of
     from polarstep_lab.report.pages import brief_lines
-    from polarstep_lab.report.runs import collect
+    from polarstep_lab.report.runs import collect_runs
 
-    sections, _ = sections_of(collect([folder]))
+    sections, _ = sections_of(collect_runs([folder]))
     blocks = []
     for section in sections:
         if not section.rows:

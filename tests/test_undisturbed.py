@@ -24,7 +24,7 @@ from polarstep import undisturbed as undisturbed_settings
 from polarstep.diagnostics import certified, cheap_certificate
 from polarstep.optim.stepping import by_tables
 from polarstep.optim.stepping import replay as replaying
-from polarstep.optim.stepping.replay_plan import Plan
+from polarstep.optim.stepping.replay_plan import ReplayPlan
 from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 Settings = tuple[str, ...]
@@ -423,7 +423,7 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
             bucket = by_tables.TableBucket(signature, 1)
             bucket.signature = replace(signature, device=torch.device("cuda", index))
             runs.append((bucket, [member]))
-    plan = Plan((), [[0]], runs, [0] * len(runs), work[0].params)
+    plan = ReplayPlan((), [[0]], runs, [0] * len(runs), work[0].params)
     hooks = (lambda bucket: looked.append(entered[-1]),) if hooked else ()
     replaying.ReplayedStep()._run(plan, work, optimizer.state, hooks)
     assert launched == [(index, index) for index in (1, 2) for _ in range(count)]

@@ -22,7 +22,7 @@ from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.paper import ABLATIONS, TABLE_2
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 
 
 @claim
@@ -72,7 +72,7 @@ def cifar_values_that_differ() -> tuple[int, int]:
 @cache
 def _ablated(base: bool) -> list[bool]:
     """Whether each value of the ablations differs: those of the recipe itself, or all others."""
-    (section,), _ = sections_of(collect([ROOT / "results/cifar10"]))
+    (section,), _ = sections_of(collect_runs([ROOT / "results/cifar10"]))
     return [
         row.metric is not None and row.metric.minus(published.estimate).clear
         for ablation in section.ablations

@@ -32,7 +32,7 @@ from polarstep_lab.config import (
     TextData,
     with_overrides,
 )
-from polarstep_lab.flops.workload import named
+from polarstep_lab.flops.workload import workload_named
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
@@ -110,7 +110,7 @@ def longest_short_side(model: GPTConfig | ConvNetConfig) -> int:
 
 
 def _share_of_the_papers_rank(config: RunConfig) -> Fraction:
-    paper = named(config.benchmark).rank
+    paper = workload_named(config.benchmark).rank
     return Fraction(config.optimizer.polar.rank or paper, paper)
 
 

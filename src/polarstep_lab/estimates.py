@@ -15,7 +15,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
-    "MISSING", "Difference", "Estimate", "joined", "listed", "number", "paired", "plural", "student",
+    "MISSING",
+    "Difference",
+    "Estimate",
+    "in_digits",
+    "joined",
+    "listed",
+    "paired",
+    "plural",
+    "student",
 ]  # fmt: skip
 
 MISSING = "—"
@@ -144,12 +152,12 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
     return found.from_zero if found else None
 
 
-def number(value: float | None, digits: int = 4) -> str:
+def in_digits(value: float | None, digits: int = 4) -> str:
     """``value`` with about ``digits`` significant digits, without an exponent from 1e-4 up to a million.
 
-    >>> number(2135.7551), number(0.0118), number(3.0), number(None)
+    >>> in_digits(2135.7551), in_digits(0.0118), in_digits(3.0), in_digits(None)
     ('2136', '0.01180', '3.000', '—')
-    >>> number(0.0), number(123456.7), number(9.99996), number(1.23456e-5), number(2e6)
+    >>> in_digits(0.0), in_digits(123456.7), in_digits(9.99996), in_digits(1.23456e-5), in_digits(2e6)
     ('0.000', '123457', '10.00', '1.235e-05', '2.000e+06')
     """
     if value is None or value != value:

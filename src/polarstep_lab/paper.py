@@ -23,7 +23,7 @@ __all__ = [
     "Method",
     "Order",
     "Published",
-    "Setting",
+    "PublishedTable",
 ]
 
 Benchmark = Literal["nanogpt", "cifar10"]
@@ -118,7 +118,7 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Setting:
+class PublishedTable:
     """What the paper's figures of one benchmark were measured on, and the figures by method name."""
 
     data: str
@@ -168,15 +168,17 @@ _ACCURACY = (  # CIFAR-10: test accuracy
 )
 
 
-def _setting(data: str, seeds: int, figures: tuple[tuple[float, float, float], ...]) -> Setting:
+def _setting(
+    data: str, seeds: int, figures: tuple[tuple[float, float, float], ...]
+) -> PublishedTable:
     rows = {
         method.name: Published(mean, std, seeds, gflops)
         for method, (mean, std, gflops) in zip(METHODS, figures, strict=True)
     }
-    return Setting(data, seeds, rows)
+    return PublishedTable(data, seeds, rows)
 
 
-TABLE_2: Mapping[str, Setting] = {
+TABLE_2: Mapping[str, PublishedTable] = {
     "nanogpt": _setting("FineWeb10B", 5, _PERPLEXITY),
     "cifar10": _setting("CIFAR-10", 50, _ACCURACY),
 }

@@ -7,7 +7,7 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
-from polarstep.distributed.summed import inverse_root_of, packed, unpacked, weight_of
+from polarstep.distributed.summed import inverse_root_of, packed_triangle, unpacked, weight_of
 
 NO_FACTOR = 2.0
 
@@ -17,7 +17,7 @@ NO_FACTOR = 2.0
 def test_zero_columns_stay_zero_and_the_others_become_orthonormal(is_first, zero):
     Y = gaussian(3, 20, 4)
     Y[..., zero] = 0
-    found = inverse_root_of(4, is_first)(packed(Y.mT @ Y))
+    found = inverse_root_of(4, is_first)(packed_triangle(Y.mT @ Y))
     assert (found[:, -1] != NO_FACTOR).all()
     Q = Y @ unpacked(found[:, :-1], 4).mT
     expected = torch.eye(4, dtype=Y.dtype).index_fill(0, torch.tensor(zero, dtype=torch.long), 0)
@@ -26,7 +26,7 @@ def test_zero_columns_stay_zero_and_the_others_become_orthonormal(is_first, zero
 
 def test_a_gram_matrix_without_a_factor_is_flagged():
     G = torch.diag(torch.tensor([1.0, -1.0, 1.0]))[None].double()
-    assert inverse_root_of(3, False)(packed(G))[0, -1] == NO_FACTOR
+    assert inverse_root_of(3, False)(packed_triangle(G))[0, -1] == NO_FACTOR
 
 
 @pytest.mark.parametrize("by_norm", [False, True])
@@ -37,7 +37,7 @@ def test_a_weight_is_that_of_the_inner_map_at_every_scale(delta, scale, steps, b
     inner = ps.NewtonSchulz(steps, delta=delta)
     B = scale * gaussian(3, 4, 20)
     B[1] = 0
-    found = weight_of(inner, 0, steps, 4, by_norm=by_norm)(packed(B @ B.mT))
+    found = weight_of(inner, 0, steps, 4, by_norm=by_norm)(packed_triangle(B @ B.mT))
     T = inner(B)
     if by_norm:
         found, squared = found[:, :-1], found[:, -1]

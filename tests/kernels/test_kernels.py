@@ -487,13 +487,13 @@ def test_few_rows(
 ) -> None:
     from polarstep.polar import gram
     from polarstep.polar.coefficients import evaluate, polar_express
-    from polarstep.polar.small import small_polar, suits
+    from polarstep.polar.small import small_polar, suits_small
 
     polynomials = polar_express(0.03, steps, safety=1.01)
     Y = torch.stack([randn(20, n, device=device), randn(20, n, device=device, seed=1)])
     Y[0, 1:] *= 0.05
     Y = Y.bfloat16()
-    assert suits(Y, polynomials)
+    assert suits_small(Y, polynomials)
     by_gram = []
     apply = gram.apply_polynomials
     monkeypatch.setattr(

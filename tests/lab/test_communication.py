@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
 from polarstep_lab.flops import CIFAR10, EIGHT_B, NANOGPT, communication
-from polarstep_lab.flops.communication import MESHES, Cost, costs, maps_of, mesh_of, shares
+from polarstep_lab.flops.communication import MESHES, RankCost, costs, maps_of, mesh_of, shares
 from polarstep_lab.flops.communication_figure import RANKS, communication_figure
 from polarstep_lab.flops.workload import Workload
 
@@ -61,7 +61,7 @@ def test_the_copies_of_hsdp() -> None:
 def test_whole_copies_share_the_work_or_repeat_it() -> None:
     found = costs(EIGHT_B, FULL, mesh_of("ddp", 8))
     assert found.keys() == {"local", "replicated", "chosen"}
-    assert found["local"] == Cost(0.0, costs(EIGHT_B, FULL, mesh_of("ddp", 1))["local"].flops)
+    assert found["local"] == RankCost(0.0, costs(EIGHT_B, FULL, mesh_of("ddp", 1))["local"].flops)
     assert found["replicated"].flops == pytest.approx(found["local"].flops / 8)
     assert found["replicated"].nbytes == pytest.approx(2 * 7 / 8 * NUMBERS)
 

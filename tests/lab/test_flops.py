@@ -13,7 +13,7 @@ from polarstep.polar import NewtonSchulz
 from polarstep.polar.coefficients import minimax, resolve
 from polarstep_lab import flops
 from polarstep_lab.flops import CIFAR10, NANOGPT, TABLE_2, Workload
-from polarstep_lab.flops.workload import named, names
+from polarstep_lab.flops.workload import workload_named, workload_names
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 
 WORKLOADS = [NANOGPT, CIFAR10]
@@ -262,9 +262,9 @@ def test_a_sketch_wider_than_every_matrix_costs_full_space_and_one_that_is_not_d
 
 
 def test_unknown_names_are_answered_with_the_known_ones():
-    assert [named(name) for name in names()] == [*WORKLOADS, flops.EIGHT_B]
+    assert [workload_named(name) for name in workload_names()] == [*WORKLOADS, flops.EIGHT_B]
     with pytest.raises(ValueError, match=r"workload 'mnist': expected one of nanogpt, cifar10"):
-        named("mnist")
+        workload_named("mnist")
     with pytest.raises(ValueError, match=r"method 'Lion': expected one of 'AdamW'"):
         flops.ledger(NANOGPT, "Lion")
 

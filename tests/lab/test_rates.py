@@ -13,7 +13,7 @@ from polarstep.theory import schedules
 from polarstep.theory.noise import AlphaStable, GradientNoise
 from polarstep_lab.cli import app
 from polarstep_lab.rates import studies
-from polarstep_lab.rates.measured import Case, Setup, fit, measure, trajectories
+from polarstep_lab.rates.measured import Case, Setup, fit, measured_rates, trajectories
 from polarstep_lab.rates.problems import Ripples
 
 SMALL = Setup(horizons=(16, 32, 64), replicas=6, shape=(3, 4))
@@ -92,8 +92,10 @@ def test_the_minimum_is_biased_down_and_the_held_out_value_is_not():
 def test_same_seed_same_numbers_and_another_seed_others():
     cases = [case for case, _ in studies.study_cases((1.5,), ("gaussian",), 0.1, (6, 8))]
     setup = Setup(horizons=(8, 16, 32), replicas=3)
-    assert measure(cases, setup) == measure(cases, setup)
-    assert measure(cases, setup) != measure(cases, Setup(horizons=(8, 16, 32), replicas=3, seed=1))
+    assert measured_rates(cases, setup) == measured_rates(cases, setup)
+    assert measured_rates(cases, setup) != measured_rates(
+        cases, Setup(horizons=(8, 16, 32), replicas=3, seed=1)
+    )
 
 
 @pytest.mark.parametrize("alpha", [1.2, 2.0])

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from polarstep.convert.entries import Entry
-from polarstep.convert.matching import Place
+from polarstep.convert.matching import ParameterPlace
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import LR_SCALE, scale_of, view_of
 from polarstep.optim.transforms import NormalizedRows
@@ -17,7 +17,7 @@ from polarstep.optim.transforms import NormalizedRows
 __all__ = ["messages"]
 
 ROW_MOMENTS = "variance_neuron"  # the key of dion's NorMuon
-Pairs = Sequence[tuple[Entry, Place]]
+Pairs = Sequence[tuple[Entry, ParameterPlace]]
 
 
 def messages(pairs: Pairs, anew: Sequence[str], left_out: Sequence[str]) -> Iterator[str]:

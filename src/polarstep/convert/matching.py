@@ -18,10 +18,10 @@ from polarstep.optim.groups import Group, labelled_params
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import unwrapped
 
-__all__ = ["Place", "indices", "places_of"]
+__all__ = ["ParameterPlace", "indices", "places_of"]
 
 
-class Place(NamedTuple):
+class ParameterPlace(NamedTuple):
     """One parameter of our optimizer."""
 
     name: str
@@ -34,14 +34,14 @@ class Place(NamedTuple):
         return bool(self.group["algorithm"] == "muon")
 
 
-def places_of(optimizer: Muon) -> list[Place]:
+def places_of(optimizer: Muon) -> list[ParameterPlace]:
     """All parameters of our optimizer, in the order in which its ``state_dict()`` numbers them."""
     labelled = zip(optimizer.param_groups, labelled_params(optimizer.param_groups), strict=True)
-    return [Place(name, p, group) for group, named in labelled for name, p in named]
+    return [ParameterPlace(name, p, group) for group, named in labelled for name, p in named]
 
 
 def indices(
-    entries: Sequence[Entry], places: Sequence[Place], params: Iterable[Tensor] | None
+    entries: Sequence[Entry], places: Sequence[ParameterPlace], params: Iterable[Tensor] | None
 ) -> list[int]:
     """For each entry the index of its place."""
     if params is not None:
@@ -55,7 +55,7 @@ def indices(
     return _by_order(entries, places, f" ({_obstacle(names, places)}, so names do not match them)")
 
 
-def _of_given(params: Sequence[Tensor], count: int, places: Sequence[Place]) -> list[int]:
+def _of_given(params: Sequence[Tensor], count: int, places: Sequence[ParameterPlace]) -> list[int]:
     """The places of the caller's ``params``, one for each of ``count`` entries."""
     index = {id(place.param): i for i, place in enumerate(places)}
     unknown = [i for i, p in enumerate(params) if id(p) not in index]
@@ -73,7 +73,7 @@ def _of_given(params: Sequence[Tensor], count: int, places: Sequence[Place]) -> 
     return [index[id(p)] for p in params]
 
 
-def _by_names(names: Sequence[str], places: Sequence[Place]) -> list[int] | None:
+def _by_names(names: Sequence[str], places: Sequence[ParameterPlace]) -> list[int] | None:
     """The places of these names, with or without prefixes of wrappers; ``None`` if a name has none."""
     for called in (str, unwrapped):
         index = {called(place.name): i for i, place in enumerate(places)}
@@ -83,7 +83,7 @@ def _by_names(names: Sequence[str], places: Sequence[Place]) -> list[int] | None
     return None
 
 
-def _obstacle(names: Sequence[str], places: Sequence[Place]) -> str:
+def _obstacle(names: Sequence[str], places: Sequence[ParameterPlace]) -> str:
     """What keeps :func:`_by_names` from a place for each of these names, for errors."""
     known = {unwrapped(place.name) for place in places}
     for name in names:
@@ -93,7 +93,7 @@ def _obstacle(names: Sequence[str], places: Sequence[Place]) -> str:
     return f"{next(name for name in names if times[unwrapped(name)] > 1)!r} is there twice"
 
 
-def _by_order(entries: Sequence[Entry], places: Sequence[Place], why: str) -> list[int]:
+def _by_order(entries: Sequence[Entry], places: Sequence[ParameterPlace], why: str) -> list[int]:
     """All places, in their order. ``why``: what errors say about names that did not match."""
     if len(entries) != len(places):
         raise ValueError(

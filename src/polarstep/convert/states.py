@@ -14,7 +14,7 @@ from polarstep.callers_level import callers_level
 from polarstep.convert.differences import messages
 from polarstep.convert.entries import Entry, entries_of
 from polarstep.convert.formats import option_of
-from polarstep.convert.matching import Place, indices, places_of
+from polarstep.convert.matching import ParameterPlace, indices, places_of
 from polarstep.optim.muon import Muon
 
 __all__ = ["state_dict"]
@@ -78,7 +78,7 @@ def state_dict(
     return ours | {"state": states}
 
 
-def _converted(entry: Entry, place: Place) -> dict[str, Any] | None:
+def _converted(entry: Entry, place: ParameterPlace) -> dict[str, Any] | None:
     """The state of ``entry`` for the parameter at ``place``; ``None`` if it has another rule there."""
     its = entry.kept
     if place.is_for_muon and entry.sums_gradients and its.momentum in entry.state:

@@ -37,9 +37,9 @@ from polarstep.optim.stepping.step import Bucket
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 
-__all__ = ["Monitor", "Row", "ScalarWriter"]
+__all__ = ["Monitor", "MonitorRow", "ScalarWriter"]
 
-Row = dict[str, Any]
+MonitorRow = dict[str, Any]
 
 TAIL_ENTRIES = 100_000
 """Most entries of a gradient difference that a tail index is read from."""
@@ -105,7 +105,7 @@ class Monitor:
                 "torch.utils.tensorboard.SummaryWriter(folder)"
             )
         self.optimizer, self.every = optimizer, every
-        self.rows: list[Row] = []
+        self.rows: list[MonitorRow] = []
         self._exact, self._select, self._tail = exact, select, tail
         self._tensorboard = tensorboard
         self._file = None
@@ -119,7 +119,7 @@ class Monitor:
         self._labels: dict[int, str] = {}  # the names of the chosen parameters, by their ids
         self._before: dict[Tensor, Tensor] = {}
         self._previous: dict[Tensor, Tensor] = {}
-        self._pending: list[Row] = []
+        self._pending: list[MonitorRow] = []
         self._polar: RemovableHandle | None = None
         self._handles = [
             optimizer.register_step_pre_hook(self._prepare),
@@ -212,13 +212,13 @@ class Monitor:
 
     def _finish(self, step: int) -> None:
         """Join the polar hook's measurements with those of each parameter, and write the rows."""
-        seen: dict[str, list[Row]] = {}
+        seen: dict[str, list[MonitorRow]] = {}
         for row in self._pending:
             seen.setdefault(row["parameter"], []).append(row)
         for name, p in self._watched():
             if not self._has_gradient(p):
                 continue
-            common: Row = {"step": step, "parameter": name, "shape": list(p.shape)}
+            common: MonitorRow = {"step": step, "parameter": name, "shape": list(p.shape)}
             own = self._tail_of(p)
             # A parameter that took another's place in this step, as after fully_shard, has no before.
             if (before := self._before.get(p)) is not None:
@@ -243,7 +243,7 @@ class Monitor:
             return {}
         return {"tail_index": found.alpha, "tail_low": found.low, "tail_high": found.high}
 
-    def _write(self, row: Row) -> None:
+    def _write(self, row: MonitorRow) -> None:
         self.rows.append(row)
         if self._file is not None:
             self._file.write(row)

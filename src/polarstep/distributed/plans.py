@@ -25,7 +25,7 @@ from polarstep.optim.transforms import Transform, followed
 from polarstep.polar import LowRank, PolarMap, Warm
 from polarstep.polar.orthonormal import resolved
 
-__all__ = ["Choice", "asked_of", "chosen", "cut_side", "wire_dtype"]
+__all__ = ["Choice", "asked_of", "chosen_plan", "cut_side", "wire_dtype"]
 
 # FLOPs that a device runs in the time in which a rank receives a byte: about 500 TFLOP/s in bfloat16
 # and 400 GB/s between the GPUs of a node, and 50 GFLOP/s and 2 GB/s between processes on CPUs.
@@ -47,7 +47,7 @@ class Choice:
         return f"{self.plan} on {self.ranks} ranks, {self.nbytes / 2**20:.3g} MB: {self.why}"
 
 
-def chosen(
+def chosen_plan(
     p: Tensor,
     layout: Layout,
     view: MatrixView,

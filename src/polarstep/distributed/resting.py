@@ -40,7 +40,9 @@ def let_parts_rest(
                 key = (layout.ranks, here[0].dtype, here[0].device)
                 alike.setdefault(key, []).append(_Looked(work, i, layout, here))
     for (ranks, _, _), together in alike.items():
-        packed = wire.largest(largest([part for each in together for part in each.parts]), ranks)
+        packed = wire.largest_of_ranks(
+            largest([part for each in together for part in each.parts]), ranks
+        )
         most_of_each = torch.split(packed, [len(each.parts) for each in together])
         by_fade: dict[tuple[float, torch.dtype], list[tuple[_Looked, Tensor, Tensor]]] = {}
         for each, most in zip(together, most_of_each, strict=True):

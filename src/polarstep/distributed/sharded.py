@@ -38,7 +38,7 @@ from polarstep.distributed.summed import (
     basis_of,
     inverse_root_of,
     lifted_by,
-    packed,
+    packed_triangle,
     shape_of,
     unpacked,
     weight_of,
@@ -171,7 +171,7 @@ def _unit_scaled(A: Tensor, ranks: tuple[int, ...]) -> Steps:
     most = torch.zeros(len(A), 1, 1, dtype=dtype, device=A.device)
     if A.numel():
         most = largest_entry(A).to(dtype)
-    coming = wire.compare(most, ranks)
+    coming = wire.begin_largest_of_ranks(most, ranks)
     yield
     return A * unit_scale_for(coming.wait(), A.dtype).to(A.dtype)
 
@@ -234,7 +234,7 @@ class _OnShards:
         polynomials, epsilon = inner.polynomials, gram.rounding(B.dtype)
         starts = [0, *gram.restarts(polynomials, epsilon, settling=False), len(polynomials)]
         for first, end in pairwise(starts):
-            G = packed(self._gram(B.mT))
+            G = packed_triangle(self._gram(B.mT))
             asked = by_norm and end == len(polynomials)
             weight = weight_of(inner, first, end, B.shape[-2], by_norm=asked)
             W = yield from self._at_owners(G, weight, dtype=self.sums)
@@ -341,7 +341,7 @@ class _OnShards:
         passes = 1 if rough else MOST_PASSES if looks else FINAL_PASSES
         flags = Y.new_zeros(len(Y))
         for number in range(passes):
-            G = packed(self._gram(Q))
+            G = packed_triangle(self._gram(Q))
             found = yield from self._at_owners(
                 G, inverse_root_of(ell, number == 0), dtype=self.sums
             )
@@ -388,7 +388,7 @@ class _OnShards:
         if own:
             total = torch.stack(arrived).sum(0).view(own, *X.shape[1:])
             try:
-                totals = torch.split(total.to(dtype), kernels.in_parts(own, X.device))
+                totals = torch.split(total.to(dtype), kernels.part_sizes(own, X.device))
                 mine = [f(part).to(dtype) for part in totals]
             except Exception as error:  # told to all ranks when their collectives are done
                 self.bucket.errors.append(error)

@@ -153,7 +153,7 @@ def agreed(common: Sequence[Common], report: Report) -> Agreement:
     for ranks in reversed(back):
         if ranks not in failed:
             flag = torch.tensor([float(bool(failed))], device="cpu")
-            if wire.largest(flag, ranks).item():
+            if wire.largest_of_ranks(flag, ranks).item():
                 failed.append(ranks)
     if failed:
         _raise_for_all(failed, words, report.error)
@@ -193,7 +193,7 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
     same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, total]
     given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
     sent = torch.tensor(given, dtype=torch.float64, device="cpu")
-    found = wire.largest(sent, its.ranks).tolist()
+    found = wire.largest_of_ranks(sent, its.ranks).tolist()
     *said, size = found[: len(flags)]
     both = found[len(flags) :]
     most, least = both[: len(same)], [-each for each in both[len(same) :]]
@@ -299,7 +299,7 @@ def _gradients(its: Common) -> tuple[list[bool], str | None]:
     """Which parameters have a gradient on some rank; in words, which gradient cannot be used."""
     codes = [_gradient_code(p) for p in its.params]
     given = torch.tensor([*codes, *(-code for code in codes)], dtype=torch.int64, device="cpu")
-    found = wire.largest(given, its.ranks).tolist()
+    found = wire.largest_of_ranks(given, its.ranks).tolist()
     most, least = found[: len(codes)], [-each for each in found[len(codes) :]]
     told = None
     for line, high, low in zip(its.lines, most, least, strict=True):
@@ -342,5 +342,5 @@ def all_finite(flags: Iterable[tuple[Tensor, Layout]]) -> None:
         if len(layout.ranks) > 1:
             together.setdefault((layout.ranks, flag.device), []).append(flag)
     for (ranks, _), those in together.items():
-        bad = wire.largest((~torch.stack(those)).to(torch.int32), ranks)
+        bad = wire.largest_of_ranks((~torch.stack(those)).to(torch.int32), ranks)
         torch._foreach_copy_(those, (bad == 0).unbind())

@@ -29,7 +29,7 @@ from polarstep.distributed.ledger import (
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Trip
-from polarstep.distributed.plans import Choice, asked_of, chosen, cut_side
+from polarstep.distributed.plans import Choice, asked_of, chosen_plan, cut_side
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
 from polarstep.distributed.spread import Part, Spread, balanced
@@ -48,8 +48,9 @@ from polarstep.optim.stepping.target import Target, apply_updates
 
 __all__ = ["Distribution", "Split"]
 
-Found = list[tuple[Member, list[tuple[Part | None, Tensor]]]]  # this rank's parts of T, by member
-Run = Generator[None, None, Found]
+# This rank's parts of T, by member.
+PartsOfT = list[tuple[Member, list[tuple[Part | None, Tensor]]]]
+BucketSteps = Generator[None, None, PartsOfT]
 
 
 @dataclass
@@ -159,7 +160,7 @@ class Distribution:
             return known[1]
         key = now[1:]
         if key not in self._choices:
-            self._choices[key] = chosen(p, layout, view, polar, asked, transform)
+            self._choices[key] = chosen_plan(p, layout, view, polar, asked, transform)
         self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
 
@@ -198,9 +199,9 @@ class Split:
         self.state = local_state
         self._plans = [[self._plan(work.group, p, hooked) for p in work.params] for work in works]
         self.errors: list[Exception] = []
-        self._runs: list[Run] = []
-        self._active: list[Run] = []
-        self._found: Found = []
+        self._runs: list[BucketSteps] = []
+        self._active: list[BucketSteps] = []
+        self._found: PartsOfT = []
         self._targets: dict[int, Target] = {}
         local_state.begin(self._whole_here())
         # Parameters whose whole matrices lie on this rank, for the steps of a single process.
@@ -295,12 +296,12 @@ class Split:
                 self._found += end.value
         self._active = going
 
-    def _owned(self, trip: Trip, plain: PlainStep) -> Run:
+    def _owned(self, trip: Trip, plain: PlainStep) -> BucketSteps:
         targets = [self._targets[id(member.param)] for member in trip.bucket.members]
         numbers = lambda: plain.drawn(trip.bucket.signature)  # noqa: E731
         return trip.step(targets, self._state, numbers, self.errors, self._distribution.graphs)
 
-    def _sharded(self, shards: Shards, plain: PlainStep) -> Run:
+    def _sharded(self, shards: Shards, plain: PlainStep) -> BucketSteps:
         targets = [self._targets[id(member.param)] for member in shards.members]
         numbers = plain.drawn(shards.signature)
         parts = yield from sharded_step(shards, targets, self._state, numbers)

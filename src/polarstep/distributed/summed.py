@@ -21,7 +21,7 @@ __all__ = [
     "basis_of",
     "inverse_root_of",
     "lifted_by",
-    "packed",
+    "packed_triangle",
     "shape_of",
     "unpacked",
     "weight_of",
@@ -87,7 +87,7 @@ def weight_of(
         else:
             W = products.of(G.device).accumulated(G, polynomials[first:end])
             W = W * (1 - (gram.overshoot(polynomials[first:end], G.dtype) if is_last else 0.0))
-        found = packed(scale * W)
+        found = packed_triangle(scale * W)
         if not by_norm:
             return found
         squared = torch.where(scale > 0, (W @ G) * W, 0).sum((-2, -1))
@@ -113,19 +113,19 @@ def inverse_root_of(ell: int, is_first: bool) -> Callable[[Tensor], Tensor]:
         L = torch.where(failed[:, None, None], identity, L)
         inverse = torch.linalg.solve_triangular(L, identity.expand_as(L), upper=False)
         flag = torch.where(failed, 2, far.to(G.dtype))
-        return torch.cat([packed(inverse), flag[:, None].to(G.dtype)], dim=1)
+        return torch.cat([packed_triangle(inverse), flag[:, None].to(G.dtype)], dim=1)
 
     return _Longer(inverse)
 
 
-def packed(X: Tensor) -> Tensor:
+def packed_triangle(X: Tensor) -> Tensor:
     """The lower triangle of (batch, ℓ, ℓ) matrices as (batch, ℓ(ℓ + 1)/2)."""
     rows, cols = torch.tril_indices(X.shape[-1], X.shape[-1], device=X.device)
     return X[:, rows, cols]
 
 
 def unpacked(lower: Tensor, ell: int, *, symmetric: bool = False) -> Tensor:
-    """The inverse of :func:`packed`; zero or symmetric above the diagonal."""
+    """The inverse of :func:`packed_triangle`; zero or symmetric above the diagonal."""
     rows, cols = torch.tril_indices(ell, ell, device=lower.device)
     X = lower.new_zeros(len(lower), ell, ell)
     X[:, rows, cols] = lower

@@ -139,7 +139,9 @@ def drop_placeholders(
                     found.setdefault(ranks, []).append((p, key, known))
     for ranks, entries in found.items():
         flags = torch.tensor([int(known) for _, _, known in entries], device="cpu")
-        for (p, key, _), known in zip(entries, wire.largest(flags, ranks).tolist(), strict=True):
+        for (p, key, _), known in zip(
+            entries, wire.largest_of_ranks(flags, ranks).tolist(), strict=True
+        ):
             if not known:
                 del state[p][key]
 

@@ -16,13 +16,13 @@ from torch import Tensor
 __all__ = [
     "Arriving",
     "Comparing",
-    "compare",
+    "begin_largest_of_ranks",
     "exchange",
     "from_words",
-    "group_of",
-    "largest",
+    "largest_of_ranks",
     "lend",
     "packed",
+    "process_group_of",
     "send",
     "side_group_of",
     "words",
@@ -41,7 +41,7 @@ def lend(ranks: tuple[int, ...], group: Any) -> None:
         _LENT[ranks] = group
 
 
-def group_of(ranks: tuple[int, ...]) -> Any:
+def process_group_of(ranks: tuple[int, ...]) -> Any:
     """The process group of ``ranks``, made at the first call; all of ``ranks`` must call together."""
     return _group(ranks, "")
 
@@ -54,7 +54,7 @@ def side_group_of(ranks: tuple[int, ...]) -> Any:
 
 def _group_for(X: Tensor, ranks: tuple[int, ...]) -> Any:
     """The group for an exchange of ``X``; where ``X`` is offloaded to the host, NCCL cannot send it."""
-    return side_group_of(ranks) if X.device.type == "cpu" else group_of(ranks)
+    return side_group_of(ranks) if X.device.type == "cpu" else process_group_of(ranks)
 
 
 def _group(ranks: tuple[int, ...], backend: str) -> Any:
@@ -182,7 +182,7 @@ class Comparing:
         return self.values
 
 
-def compare(values: Tensor, ranks: tuple[int, ...]) -> Comparing:
+def begin_largest_of_ranks(values: Tensor, ranks: tuple[int, ...]) -> Comparing:
     """Begin to find the largest of each of ``values`` over ``ranks``, in place."""
     if len(ranks) == 1:
         return Comparing(values, None)
@@ -191,6 +191,6 @@ def compare(values: Tensor, ranks: tuple[int, ...]) -> Comparing:
     return Comparing(values, handle)
 
 
-def largest(values: Tensor, ranks: tuple[int, ...]) -> Tensor:
+def largest_of_ranks(values: Tensor, ranks: tuple[int, ...]) -> Tensor:
     """The largest of each of ``values`` over ``ranks``, in place."""
-    return compare(values, ranks).wait()
+    return begin_largest_of_ranks(values, ranks).wait()

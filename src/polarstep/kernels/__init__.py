@@ -22,7 +22,7 @@ import torch
 
 from polarstep.torch_compile import constant
 
-__all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "capability", "in_parts", "interpreted"]
+__all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "capability", "interpreted", "part_sizes"]
 
 # A kernel's matrices are along the second dimension of its grid, which CUDA limits to 65,535: a launch
 # on more matrices fails as "invalid argument". A step on more matrices runs in parts.
@@ -75,7 +75,7 @@ def _capability_of(index: int | None) -> tuple[int, int]:
     return _CAPABILITIES[index]
 
 
-def in_parts(count: int, device: torch.device) -> list[int]:
+def part_sizes(count: int, device: torch.device) -> list[int]:
     """How many matrices each part of a step on ``count`` matrices on ``device`` has."""
     if count <= MOST_MATRICES or not available(device):
         return [count]

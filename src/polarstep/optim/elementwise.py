@@ -20,7 +20,7 @@ from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
 from polarstep.checked_values import check_at_least_zero, check_bool, check_fraction, is_number
-from polarstep.optim.elementwise_rule import Elementwise, State
+from polarstep.optim.elementwise_rule import Elementwise, ParameterState
 
 __all__ = ["SGD", "AdamW", "counter_device"]
 
@@ -63,7 +63,7 @@ class AdamW(Elementwise):
             raise ValueError(f"betas={self.betas}: {form}")
 
     @staticmethod
-    def new_state(p: Tensor) -> State:
+    def new_state(p: Tensor) -> ParameterState:
         """The state that ``torch.optim.AdamW`` starts with, fused where the device has a fused step."""
         return {
             "step": torch.zeros((), dtype=torch.float32, device=counter_device(p)),
@@ -76,7 +76,7 @@ class AdamW(Elementwise):
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
-        states: list[State],
+        states: list[ParameterState],
         found_inf: Tensor | None = None,
     ) -> None:
         """One step of every parameter, or no step at all if ``found_inf`` is one."""
@@ -145,7 +145,7 @@ class SGD(Elementwise):
             raise ValueError("nesterov=True needs momentum > 0; set nesterov=False for plain SGD")
 
     @staticmethod
-    def new_state(p: Tensor) -> State:
+    def new_state(p: Tensor) -> ParameterState:
         """A buffer of zeros. The first step is torch's, which starts without a buffer."""
         return {"momentum_buffer": torch.zeros_like(p, memory_format=torch.preserve_format)}
 
@@ -154,7 +154,7 @@ class SGD(Elementwise):
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
-        states: list[State],
+        states: list[ParameterState],
         found_inf: Tensor | None = None,
     ) -> None:
         """One step of every parameter, or no step at all if ``found_inf`` is one."""

@@ -18,20 +18,20 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from polarstep.optim.misnamed import check_names
+from polarstep.optim.misnamed import check_arguments
 
 __all__ = [
     "ELEMENTWISE",
     "RESERVED",
     "Elementwise",
-    "State",
+    "ParameterState",
     "defaults_of",
     "group_of",
     "meant",
     "options_of",
 ]
 
-State = dict[str, Any]
+ParameterState = dict[str, Any]
 
 # Keys of a group that are not hyperparameters; they would overwrite a rule's field of the same name.
 RESERVED = (
@@ -91,7 +91,7 @@ class Elementwise(ABC):
             )
         known = inspect.signature(cls.__init__).parameters
         if not any(each.kind is each.VAR_KEYWORD for each in known.values()):
-            check_names(title, options, [name for name in known if name != "self"])
+            check_arguments(title, options, [name for name in known if name != "self"])
         return super().__new__(cls)
 
     algorithm: ClassVar[str]
@@ -107,7 +107,7 @@ class Elementwise(ABC):
 
     @staticmethod
     @abstractmethod
-    def new_state(p: Tensor) -> State:
+    def new_state(p: Tensor) -> ParameterState:
         """The state that ``p`` starts with: tensors by name; buffers as ``torch.zeros_like(p)``."""
 
     @staticmethod
@@ -116,7 +116,7 @@ class Elementwise(ABC):
         group: dict[str, Any],
         params: list[Tensor],
         grads: list[Tensor],
-        states: list[State],
+        states: list[ParameterState],
         found_inf: Tensor | None = None,
     ) -> None:
         """Change ``params`` and the tensors in ``states`` in place, by one step.

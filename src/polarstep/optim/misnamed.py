@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["REMEDIES", "SYNONYMS", "check_names", "with_known_names"]
+__all__ = ["REMEDIES", "SYNONYMS", "check_arguments", "with_known_names"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -89,7 +89,7 @@ def with_known_names(build: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(build)
     def call(*args: P.args, **options: P.kwargs) -> R:
-        check_names(title, options, known)
+        check_arguments(title, options, known)
         if len(args) > len(places):
             raise TypeError(
                 f"{args[len(places)]!r} has no name in the call of {title}: expected names after "
@@ -101,7 +101,7 @@ def with_known_names(build: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def check_names(title: str, options: dict[str, Any], known: Collection[str]) -> None:
+def check_arguments(title: str, options: dict[str, Any], known: Collection[str]) -> None:
     """Raise a ``TypeError`` for the first of ``options`` whose name is not among ``known``."""
     for name, value in options.items():
         if name not in known:

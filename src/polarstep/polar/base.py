@@ -39,7 +39,7 @@ from torch import Tensor
 from polarstep import kernels, products
 from polarstep.distributed.layout import is_sharded
 from polarstep.float64 import fitting
-from polarstep.polar.checks import check_matrices, polar_of
+from polarstep.polar.checks import check_matrices, checked_polar
 from polarstep.polar.result import Lift, Polar
 from polarstep.products.sizes import unit_scaled
 from polarstep.sketch.base import default_generator
@@ -231,11 +231,11 @@ class PolarMap(ABC):
             TypeError, ValueError: if not, with the name of the class whose step it is.
         """
         method = f"{type(self).__name__}.step"
-        return polar_of(self.step(M, carry, draw), M, self.carries, method)
+        return checked_polar(self.step(M, carry, draw), M, self.carries, method)
 
     def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
         """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
-        counts = kernels.in_parts(len(M), M.device)
+        counts = kernels.part_sizes(len(M), M.device)
         if len(counts) == 1:
             return [self.checked_step(M, carry, draw)]
         flags, squares = (

@@ -15,7 +15,7 @@ from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 
-__all__ = ["check_matrices", "pair_of", "polar_of"]
+__all__ = ["check_matrices", "checked_polar", "pair_of"]
 
 Found = TypeVar("Found")
 
@@ -49,7 +49,7 @@ def pair_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Fou
     return found
 
 
-def polar_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Found:
+def checked_polar(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Found:
     """``found``, if it is a :class:`Polar` of ``M`` and a carry: what a polar map's step returns."""
     match found:
         case tuple((Polar() as polar, dict() as left)):

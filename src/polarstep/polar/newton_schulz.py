@@ -17,7 +17,7 @@ from polarstep.polar import coefficients, gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.coefficients import Name, Polynomial
 from polarstep.polar.result import Lift
-from polarstep.polar.small import small_polar, suits
+from polarstep.polar.small import small_polar, suits_small
 from polarstep.products import Products
 from polarstep.products.in_place import iterate_in_place
 from polarstep.products.sizes import leaves_range, norm_by_rows, unit_scale
@@ -168,7 +168,7 @@ class NewtonSchulz(PolarMap):
         return dtype, self._uses_gram(m, n, dtype, ops)
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        if self.is_usual and suits(X, self.polynomials):
+        if self.is_usual and suits_small(X, self.polynomials):
             return small_polar(X, self.polynomials)
         ops = products.of(X.device)
         return self._applied(X, ops, *self._route(X.dtype, X.shape[-2], X.shape[-1], ops))
@@ -210,7 +210,7 @@ class NewtonSchulz(PolarMap):
             if weighted is not None:
                 W, X, G = weighted
                 return Lift(X, W, G=G)
-        if B.numel() == 0 or (self.is_usual and suits(B, self.polynomials)):
+        if B.numel() == 0 or (self.is_usual and suits_small(B, self.polynomials)):
             return super().lift(B)
         return Lift(self._applied(B, ops, dtype, by_gram))
 

@@ -22,7 +22,7 @@ from polarstep import products
 from polarstep.polar.coefficients import Polynomial, evaluate, resolve
 from polarstep.polar.gram import apply_polynomials, scaled_gram
 from polarstep.polar.minimax import polar_express
-from polarstep.polar.small import small_polar, suits
+from polarstep.polar.small import small_polar, suits_small
 from polarstep.torch_compile import constant
 
 __all__ = ["Method", "orthonormalize", "resolved", "whitened_polynomials"]
@@ -123,7 +123,7 @@ def _products(Y: Tensor, *, rough: bool) -> Tensor:
         # bfloat16 rounds a singular value of one by up to 2⁻⁸; shrinking by 2⁻⁸ keeps ‖Q‖_op ≤ 1.
         *first, last = lift
         lift = (*first, tuple((1 - 2**-8) * c for c in last))
-    if suits(Y.mT, lift):
+    if suits_small(Y.mT, lift):
         return small_polar(Y.mT, lift, by_gram=False).mT
     X = ops.normalized(Y, dtype).mT
     if rough or dtype == torch.bfloat16:

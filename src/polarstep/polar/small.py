@@ -17,13 +17,13 @@ from polarstep import products
 from polarstep.polar import gram
 from polarstep.polar.coefficients import Polynomial
 
-__all__ = ["GRAM_FROM", "small_polar", "suits"]
+__all__ = ["GRAM_FROM", "small_polar", "suits_small"]
 
 # The ratio n/m from which steps on the m×m Gram matrix are cheaper.
 GRAM_FROM = 3
 
 
-def suits(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
+def suits_small(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether :func:`small_polar` can take ``Y`` and is faster."""
     ops = products.of(Y.device)
     return len(polynomials) > 0 and ops.fuses_first_step(Y.shape[-2], Y.dtype, polynomials[0])

@@ -69,11 +69,11 @@ def _introduction(runs: int) -> str:
 
 def _results(folder: Path) -> Table:
     """The results in the order of Table 2, the best in bold."""
-    from polarstep_lab.estimates import MISSING, number
+    from polarstep_lab.estimates import MISSING, in_digits
     from polarstep_lab.report.grouping import sections_of
-    from polarstep_lab.report.runs import collect
+    from polarstep_lab.report.runs import collect_runs
 
-    (section, *_), _ = sections_of(collect([folder]))
+    (section, *_), _ = sections_of(collect_runs([folder]))
     best = section.best(section.rows)
     seeds = {row.seeds_text for row in section.rows}
     title = f"{section.metric.name}, {section.recipe}"
@@ -87,9 +87,9 @@ def _results(folder: Path) -> Table:
         table.add_row(
             row.label,
             row.metric.text(3) if row.metric else MISSING,
-            number(row.gflops, 3),
-            number(row.times["optimizer_ms_per_step"], 3),
-            number(row.times["step_ms"], 3),
+            in_digits(row.gflops, 3),
+            in_digits(row.times["optimizer_ms_per_step"], 3),
+            in_digits(row.times["step_ms"], 3),
             *([row.seeds_text] if seeds else []),
             style="bold" if row is best else "",
         )

@@ -33,7 +33,7 @@ from polarstep_lab.flops.communication import (
     shares,
 )
 from polarstep_lab.flops.ledger import percent
-from polarstep_lab.flops.workload import named, names
+from polarstep_lab.flops.workload import workload_named, workload_names
 from polarstep_lab.storage import refuse_unwritable
 
 __all__ = ["flops"]
@@ -44,7 +44,7 @@ def flops(
         str,
         typer.Argument(
             metavar="WORKLOAD",
-            help=f"A benchmark of the paper or an 8B model: {', '.join(names())}.",
+            help=f"A benchmark of the paper or an 8B model: {', '.join(workload_names())}.",
         ),
     ],
     as_json: Annotated[
@@ -73,7 +73,7 @@ def flops(
     With --ranks: what a step of Muon costs each rank, plan by plan.
     """
     try:
-        workload = named(name)
+        workload = workload_named(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
     if as_json and as_markdown:

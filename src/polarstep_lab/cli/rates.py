@@ -24,7 +24,7 @@ from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.rates.figure import draw
 from polarstep_lab.rates.measured import FEWEST_HORIZONS, Setup
-from polarstep_lab.rates.studies import SOLVERS, Row, batch_study, rate_study, tuning_study
+from polarstep_lab.rates.studies import SOLVERS, StudyRow, batch_study, rate_study, tuning_study
 from polarstep_lab.storage import StorageError, refuse_unwritable, write_json
 
 __all__ = ["rates"]
@@ -165,7 +165,7 @@ def _steps_progress(console: Console) -> Progress:
     )
 
 
-def _table(rows: list[Row]) -> Table:
+def _table(rows: list[StudyRow]) -> Table:
     table = Table(
         "solver", "momentum", "α", "promised", "measured slope", "95%", "attains", "< bound"
     )

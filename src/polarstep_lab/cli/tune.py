@@ -115,7 +115,7 @@ def _refuse_searched(spec: StudySpec) -> None:
 
 def _run(spec: StudySpec, trials: int, place: Place) -> None:
     """Tune one method and show a bar of trials, with the best loss and the time left."""
-    from polarstep_lab.tune import Progress, TrainingObjective
+    from polarstep_lab.tune import StudyProgress, TrainingObjective
 
     objective = TrainingObjective(spec.recipe, spec.method, spec.overrides, spec.seed)
     console = Console(stderr=True)
@@ -123,7 +123,7 @@ def _run(spec: StudySpec, trials: int, place: Place) -> None:
     with progress_display(console) as display:
         bar = display.add_task(spec.method, total=trials, figures="")
 
-        def show(now: Progress) -> None:
+        def show(now: StudyProgress) -> None:
             nonlocal told
             best = "no trial finished" if now.best is None else f"best loss {now.best:.4f}"
             figures = best + (f", {now.pruned} pruned" if now.pruned else "")

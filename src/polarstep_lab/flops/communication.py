@@ -21,7 +21,17 @@ from polarstep.distributed.plans import FLOPS_PER_BYTE
 from polarstep.polar import PolarMap
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
 
-__all__ = ["MESHES", "Cost", "Mesh", "MeshName", "Share", "costs", "maps_of", "mesh_of", "shares"]
+__all__ = [
+    "MESHES",
+    "Mesh",
+    "MeshName",
+    "RankCost",
+    "Share",
+    "costs",
+    "maps_of",
+    "mesh_of",
+    "shares",
+]
 
 MeshName = Literal["ddp", "fsdp", "hsdp", "tp"]
 MESHES: tuple[MeshName, ...] = ("ddp", "fsdp", "hsdp", "tp")
@@ -85,14 +95,14 @@ class Mesh:
 
 
 @dataclass(frozen=True)
-class Cost:
+class RankCost:
     """What a rank receives, and the FLOPs that the busiest rank runs, in one step."""
 
     nbytes: float = 0.0
     flops: float = 0.0
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.nbytes + other.nbytes, self.flops + other.flops)
+    def __add__(self, other: RankCost) -> RankCost:
+        return RankCost(self.nbytes + other.nbytes, self.flops + other.flops)
 
 
 @dataclass(frozen=True)
@@ -100,7 +110,7 @@ class Share:
     """Matrices of one shape: what each possible plan costs, and which plan they take."""
 
     matrices: Stored
-    by_plan: Mapping[Plan, Cost]
+    by_plan: Mapping[Plan, RankCost]
     chosen: Plan
 
 
@@ -135,22 +145,22 @@ def shares(workload: Workload, polar: PolarMap, mesh: Mesh) -> Iterator[Share]:
         yield Share(its, by_plan, min(by_plan, key=lambda plan: _price(plan, its, polar, mesh)))
 
 
-def costs(workload: Workload, polar: PolarMap, mesh: Mesh) -> dict[str, Cost]:
+def costs(workload: Workload, polar: PolarMap, mesh: Mesh) -> dict[str, RankCost]:
     """Cost of the whole step by plan, and of the ``"chosen"`` plans together.
 
     A plan has a cost only where every shape can take it.
     """
     found = list(shares(workload, polar, mesh))
-    total: dict[str, Cost] = {
-        plan: sum((share.by_plan[plan] for share in found), Cost())
+    total: dict[str, RankCost] = {
+        plan: sum((share.by_plan[plan] for share in found), RankCost())
         for plan in PLANS
         if all(plan in share.by_plan for share in found)
     }
-    total["chosen"] = sum((share.by_plan[share.chosen] for share in found), Cost())
+    total["chosen"] = sum((share.by_plan[share.chosen] for share in found), RankCost())
     return total
 
 
-def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
+def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> RankCost:
     side: Side = its.by_tensor if mesh.name == "tp" else "rows"
     copies = mesh.ranks // mesh.shards
     shared = SharedMatrices(its.m, its.n, its.count, mesh.ranks, side, copies)
@@ -158,8 +168,8 @@ def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> Cost:
     nbytes = ledger.bytes_received(plan, shared, polar, itemsize=size, sum_itemsize=SUM)
     # With whole copies, local means that every rank computes everything.
     if plan == "local":
-        return Cost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
-    return Cost(nbytes, ledger.flops_per_rank(plan, shared, polar))
+        return RankCost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
+    return RankCost(nbytes, ledger.flops_per_rank(plan, shared, polar))
 
 
 def _price(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> float:

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from polarstep.polar import PolarMap
 from polarstep_lab.drawing.panels import Drawing, style_axes
-from polarstep_lab.flops.communication import Cost, MeshName, costs, maps_of, mesh_of
+from polarstep_lab.flops.communication import MeshName, RankCost, costs, maps_of, mesh_of
 from polarstep_lab.flops.workload import Workload
 from polarstep_lab.storage import write_atomically
 
@@ -64,9 +64,11 @@ def write_figure(path: Path, workload: Workload, mesh: MeshName) -> None:
     write_atomically(path, lambda file: file.write(content))
 
 
-def _over_ranks(workload: Workload, polar: PolarMap, mesh: MeshName) -> dict[str, dict[int, Cost]]:
+def _over_ranks(
+    workload: Workload, polar: PolarMap, mesh: MeshName
+) -> dict[str, dict[int, RankCost]]:
     """For each plan, and for the chosen plans, the cost at every N that allows it."""
-    found: dict[str, dict[int, Cost]] = {}
+    found: dict[str, dict[int, RankCost]] = {}
     for ranks in RANKS:
         for plan, cost in costs(workload, polar, mesh_of(mesh, ranks)).items():
             found.setdefault(plan, {})[ranks] = cost
@@ -74,7 +76,7 @@ def _over_ranks(workload: Workload, polar: PolarMap, mesh: MeshName) -> dict[str
 
 
 def _panel(
-    axes: Axes, found: dict[str, dict[int, Cost]], field: str, unit: float, title: str
+    axes: Axes, found: dict[str, dict[int, RankCost]], field: str, unit: float, title: str
 ) -> None:
     for plan, by_ranks in found.items():
         # Nothing is sent at N = 1, which a logarithmic axis cannot show.

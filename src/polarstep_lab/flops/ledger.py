@@ -69,7 +69,7 @@ def deflated(workload: Workload, m: int, n: int, *, lifted: bool) -> dict[str, i
     return head | formulas.deflation_parts(d0, d1, steps)
 
 
-def chosen(workload: Workload, m: int, n: int) -> dict[str, int]:
+def chosen_by_auto(workload: Workload, m: int, n: int) -> dict[str, int]:
     """The map that :class:`polarstep.Auto` takes on a GPU, by its own count; ℓ is not the workload's."""
     polar = ps.Auto().on(m, n, torch.device("cuda"))
     return {f"map of auto ({type(polar).__name__})": polar.flops(m, n)}
@@ -115,7 +115,7 @@ def muon_ledger(
 OURS: dict[str, PolarCost] = {
     "Deflated Muon (rest scaled)": partial(deflated, lifted=False),
     "Deflated Muon (one flat step)": partial(deflated, lifted=True),
-    "Auto Muon, on a GPU": chosen,
+    "Auto Muon, on a GPU": chosen_by_auto,
 }
 """Rows that are not in Table 2, with Nesterov momentum; two have the workload's (s, p, h, q)."""
 

@@ -17,8 +17,8 @@ __all__ = [
     "SGD_NESTEROV",
     "ElementwiseRule",
     "Workload",
-    "named",
-    "names",
+    "workload_named",
+    "workload_names",
 ]
 
 
@@ -197,16 +197,16 @@ EIGHT_B = Workload(
 _BY_NAME = {workload.name: workload for workload in (NANOGPT, CIFAR10, EIGHT_B)}
 
 
-def names() -> tuple[str, ...]:
-    """The names that :func:`named` knows."""
+def workload_names() -> tuple[str, ...]:
+    """The names that :func:`workload_named` knows."""
     return tuple(_BY_NAME)
 
 
-def named(name: str) -> Workload:
+def workload_named(name: str) -> Workload:
     """The workload of a benchmark of the paper, or ``"8b"``, the shapes of an 8B model."""
     if name not in _BY_NAME:
         raise ValueError(
-            f"workload {name!r}: expected one of {', '.join(names())}; for a model of your own use "
-            "polarstep_lab.flops.Workload.from_shapes"
+            f"workload {name!r}: expected one of {', '.join(workload_names())}; for a model of your own "
+            "use polarstep_lab.flops.Workload.from_shapes"
         )
     return _BY_NAME[name]

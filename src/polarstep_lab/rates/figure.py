@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polarstep.theory.schedules import rate
-from polarstep_lab.rates.studies import Row
+from polarstep_lab.rates.studies import StudyRow
 from polarstep_lab.storage import write_atomically
 
 __all__ = ["draw"]
@@ -25,9 +25,9 @@ MARKERS = {"nesterov": "o", "polyak": "s"}
 def draw(
     path: Path,
     horizons: Sequence[int],
-    rates: Sequence[Row],
-    tuning: tuple[Sequence[int], Sequence[Row]] | None,
-    batches: tuple[Sequence[int], Sequence[Row]] | None,
+    rates: Sequence[StudyRow],
+    tuning: tuple[Sequence[int], Sequence[StudyRow]] | None,
+    batches: tuple[Sequence[int], Sequence[StudyRow]] | None,
 ) -> None:
     """Write the figure to ``path`` with the suffixes ``.svg`` and ``.png``."""
     import matplotlib
@@ -55,7 +55,7 @@ def draw(
             plt.close(figure)
 
 
-def _slopes(axes: Any, rates: Sequence[Row]) -> None:
+def _slopes(axes: Any, rates: Sequence[StudyRow]) -> None:
     import numpy as np
 
     alphas = sorted({row.alpha for row in rates})
@@ -105,7 +105,7 @@ def _slopes(axes: Any, rates: Sequence[Row]) -> None:
     axes.set_ylim(low - 0.35 * (high - low), high)
 
 
-def _curves(axes: Any, horizons: Sequence[int], rates: Sequence[Row]) -> None:
+def _curves(axes: Any, horizons: Sequence[int], rates: Sequence[StudyRow]) -> None:
     import matplotlib.pyplot as plt
 
     shown = [r for r in rates if r.details["momentum"] == "nesterov"]
@@ -129,7 +129,7 @@ def _curves(axes: Any, horizons: Sequence[int], rates: Sequence[Row]) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _tuning(axes: Any, horizons: Sequence[int], rows: Sequence[Row]) -> None:
+def _tuning(axes: Any, horizons: Sequence[int], rows: Sequence[StudyRow]) -> None:
     for row, colour in zip(rows, ("#0072b2", "#d55e00"), strict=True):
         line = row.fit["average"]
         label = (
@@ -154,7 +154,7 @@ def _tuning(axes: Any, horizons: Sequence[int], rows: Sequence[Row]) -> None:
     axes.legend(fontsize=8, frameon=False)
 
 
-def _batches(axes: Any, horizons: Sequence[int], rows: Sequence[Row]) -> None:
+def _batches(axes: Any, horizons: Sequence[int], rows: Sequence[StudyRow]) -> None:
     import matplotlib.pyplot as plt
 
     threshold = rows[0].details["threshold"]

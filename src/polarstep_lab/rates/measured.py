@@ -37,7 +37,7 @@ __all__ = [
     "Noise",
     "Setup",
     "fit",
-    "measure",
+    "measured_rates",
     "trajectories",
 ]
 
@@ -167,7 +167,7 @@ class Fit:
         return self.minimum.low <= -rate
 
 
-def measure(
+def measured_rates(
     cases: Sequence[Case], setup: Setup, tick: Callable[[int], object] = lambda _: None
 ) -> list[Fit]:
     """Run all cases over all horizons and fit their slopes."""

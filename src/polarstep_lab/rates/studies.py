@@ -21,9 +21,17 @@ from polarstep.sketch import Kaczmarz
 from polarstep.theory import bounds, schedules
 from polarstep.theory.bounds import Setting
 from polarstep.theory.noise import AlphaStable, GradientNoise, RareCorrection, SkewedPareto
-from polarstep_lab.rates.measured import Case, Setup, measure
+from polarstep_lab.rates.measured import Case, Setup, measured_rates
 
-__all__ = ["MARGIN", "SOLVERS", "Row", "batch_study", "rate_study", "study_cases", "tuning_study"]
+__all__ = [
+    "MARGIN",
+    "SOLVERS",
+    "StudyRow",
+    "batch_study",
+    "rate_study",
+    "study_cases",
+    "tuning_study",
+]
 
 MARGIN = 0.02
 """How far the tail index of the noise lies above α: at α itself the α-th moment is infinite."""
@@ -39,7 +47,7 @@ Tick = Callable[[int], object]
 
 
 @dataclass(frozen=True)
-class Row:
+class StudyRow:
     """One measured case beside its prediction, ready for JSON."""
 
     name: str
@@ -52,7 +60,7 @@ class Row:
 
 def study_cases(
     alphas: tuple[float, ...], solvers: tuple[str, ...], scale: float, shape: tuple[int, int]
-) -> list[tuple[Case, Row]]:
+) -> list[tuple[Case, StudyRow]]:
     """Every α, solver and momentum, with the theorem's schedule."""
     unknown = [name for name in solvers if name not in SOLVERS]
     if unknown:
@@ -74,7 +82,7 @@ def study_cases(
                     "noise": str(law),
                 }
                 name = f"{solver}, {momentum}, α={alpha:g}"
-                row = Row(name, alpha, predicted, details, {})
+                row = StudyRow(name, alpha, predicted, details, {})
                 cases.append((Case(name, SOLVERS[solver], noise, schedule), row))
     return cases
 
@@ -85,14 +93,14 @@ def rate_study(
     solvers: tuple[str, ...] = tuple(SOLVERS),
     scale: float = 0.1,
     tick: Tick = lambda _: None,
-) -> list[Row]:
+) -> list[StudyRow]:
     """Measured slopes of every solver and momentum against −(α−1)/(3α−2).
 
     Each row also says whether the measured minimum is below the theorem's bound with all its
     constants, since the theorem asserts this bound and not a slope.
     """
     planned = study_cases(alphas, solvers, scale, setup.shape)
-    fits = measure([case for case, _ in planned], setup, tick)
+    fits = measured_rates([case for case, _ in planned], setup, tick)
     rows = []
     for (case, row), found in zip(planned, fits, strict=True):
         limits = [_bound(case, row, setup, K) for K in setup.horizons]
@@ -108,7 +116,7 @@ def rate_study(
     return rows
 
 
-def tuning_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
+def tuning_study(setup: Setup, tick: Tick = lambda _: None) -> list[StudyRow]:
     """η and β for bounded variance (α = 2) and for the true α, under one-sided heavy tails.
 
     The schedule for α = 2 averages the momentum over √K steps only, where this noise needs
@@ -126,14 +134,14 @@ def tuning_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
         Case(name, Exact(), noise, partial(schedules.from_tail_index, alpha=tuned))
         for name, tuned, _ in plans
     ]
-    fits = measure(cases, setup, tick)
+    fits = measured_rates(cases, setup, tick)
     return [
-        Row(name, alpha, promised, {"tuned_for": tuned, "noise": str(law)}, asdict(found))
+        StudyRow(name, alpha, promised, {"tuned_for": tuned, "noise": str(law)}, asdict(found))
         for (name, tuned, promised), found in zip(plans, fits, strict=True)
     ]
 
 
-def batch_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
+def batch_study(setup: Setup, tick: Tick = lambda _: None) -> list[StudyRow]:
     """Multiplicative noise, σ₀ = 0 and σ₁ > 0, at batch sizes from 1 to above the threshold.
 
     The noise is :class:`~polarstep.theory.noise.RareCorrection`: unbiased, yet 995 of 1000 samples
@@ -147,17 +155,17 @@ def batch_study(setup: Setup, tick: Tick = lambda _: None) -> list[Row]:
     batches = (1, 4, 16, 64, 256, 1024, threshold)
     schedule = partial(schedules.from_tail_index, alpha=alpha)
     cases = [Case(f"B = {B:,}", Exact(), noise, schedule, B) for B in batches]
-    fits = measure(cases, setup, tick)
+    fits = measured_rates(cases, setup, tick)
     details = {"sigma1": noise.sigma1(alpha), "threshold": threshold}
     return [
-        Row(
+        StudyRow(
             case.name, alpha, -schedules.rate(alpha), details | {"batch": case.batch}, asdict(found)
         )
         for case, found in zip(cases, fits, strict=True)
     ]
 
 
-def _bound(case: Case, row: Row, setup: Setup, K: int) -> float | None:
+def _bound(case: Case, row: StudyRow, setup: Setup, K: int) -> float | None:
     """The bound of the inexact-polar theorem with its constants; None where it does not apply.
 
     The theorem needs a γ̄ that holds for every M. The paper's polynomials have p(x) ≥ x, so that with

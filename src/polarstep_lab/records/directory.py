@@ -35,7 +35,7 @@ __all__ = [
     "state_of",
 ]
 
-State = Literal["empty", "resumable", "finished"]
+DirectoryState = Literal["empty", "resumable", "finished"]
 
 _FILES = (
     CONFIG,  # the first to go: half a run must not pass for a whole one
@@ -52,7 +52,7 @@ _FILES = (
 # --- the directory ------------------------------------------------------------------------------
 
 
-def state_of(directory: Path) -> State:
+def state_of(directory: Path) -> DirectoryState:
     """Whether a directory is free, holds a run that can go on, or a run that has ended.
 
     A run that failed or was stopped can go on. A run that diverged would diverge again.

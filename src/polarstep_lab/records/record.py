@@ -62,7 +62,7 @@ UNREADABLE = (StorageError, OSError, LookupError, TypeError, ValueError)
 """What is raised where a run or an archive is damaged; readers of many runs go on to the next."""
 
 Status = Literal["finished", "diverged", "stopped", "failed"]
-Kind = Literal["train", "val"]
+RowKind = Literal["train", "val"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class MetricRow:
     """
 
     step: int
-    kind: Kind
+    kind: RowKind
     loss: float
     lr: float
     seconds: float
@@ -266,7 +266,7 @@ class RunRecord:
         """How the run ended, or ``"unfinished"``."""
         return self.result.status if self.result else "unfinished"
 
-    def rows(self, kind: Kind) -> list[MetricRow]:
+    def rows(self, kind: RowKind) -> list[MetricRow]:
         """The training rows or the validation rows, in order."""
         return [row for row in self.metrics if row.kind == kind]
 

@@ -10,9 +10,9 @@ from polarstep_lab.report.blocks import Block
 from polarstep_lab.report.content import blocks_of
 from polarstep_lab.report.folder import write_folder
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.pages import html_page, markdown
+from polarstep_lab.report.pages import html_page, markdown_page
 from polarstep_lab.report.rows import Section
-from polarstep_lab.report.runs import Runs, collect
+from polarstep_lab.report.runs import Runs, collect_runs
 from polarstep_lab.report.tables import runs_csv, summary_csv
 from polarstep_lab.storage import StorageError
 
@@ -63,7 +63,7 @@ def stale_tables(paths: Sequence[Path | str], out: Path) -> list[str]:
 
 def _read(paths: Sequence[Path | str]) -> tuple[Runs, dict[Section, list[Block]], tuple[str, ...]]:
     """The runs below ``paths``, the blocks of each of their sections, and notices for the reader."""
-    runs = collect(paths)
+    runs = collect_runs(paths)
     if runs.frame.empty:
         detail = f" ({'; '.join(runs.notices)})" if runs.notices else ""
         raise StorageError(
@@ -86,7 +86,7 @@ def _tables(
 ) -> dict[str, bytes]:
     """The files that hold tables, by their name."""
     tables = {
-        "summary.md": markdown(shown, notices),
+        "summary.md": markdown_page(shown, notices),
         "summary.csv": summary_csv([*shown]),
         "runs.csv": runs_csv(runs),
     }

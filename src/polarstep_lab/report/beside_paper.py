@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from polarstep_lab.estimates import MISSING, joined, number, plural
+from polarstep_lab.estimates import MISSING, in_digits, joined, plural
 from polarstep_lab.methods import find_method
-from polarstep_lab.paper import Published, Setting
+from polarstep_lab.paper import Published, PublishedTable
 from polarstep_lab.records.settings import settings_in
 from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.grouping import in_table_2
@@ -44,7 +44,7 @@ class Beside:
     order: str
     lines: pd.DataFrame
     notes: dict[str, Reason]
-    setting: Setting
+    setting: PublishedTable
 
 
 def beside_the_paper(section: Section) -> Beside | None:
@@ -104,8 +104,8 @@ def paper_blocks(section: Section) -> list[Block | None]:
         "Method": [row.label for row in rows],
         "Place": lines["place"].map(place, na_action="ignore"),
         "Place in the paper": lines["paper_place"].map(place, na_action="ignore"),
-        "GFLOPs": [number(row.gflops) for row in rows],
-        "Paper GFLOPs": [number(paper[method].gflops) for method in rows.index],
+        "GFLOPs": [in_digits(row.gflops) for row in rows],
+        "Paper GFLOPs": [in_digits(paper[method].gflops) for method in rows.index],
         "Relative GFLOPs": lines["cost"].map(cost, na_action="ignore"),
         "in the paper": lines["paper_cost"].map(cost, na_action="ignore"),
     }
@@ -158,7 +158,7 @@ def _agreement(rows: Mapping[str, Row], section: Section) -> str:
     return f"{text}; {' and '.join(ways)}." if ways else f"{text}."
 
 
-def _order(rows: Mapping[str, Row], setting: Setting, section: Section) -> str:
+def _order(rows: Mapping[str, Row], setting: PublishedTable, section: Section) -> str:
     """How many pairs of methods that the paper tells apart come in the same order here."""
     found = {method: row.metric for method, row in rows.items() if row.metric}
     same, unclear, turned = setting.order(found)

@@ -18,7 +18,7 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from polarstep_lab.drawing.palette import CHROME, Look, ordinal_looks
 from polarstep_lab.drawing.panels import ALARM, Drawing, Panel, Series
-from polarstep_lab.estimates import MISSING, number
+from polarstep_lab.estimates import MISSING, in_digits
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
@@ -249,4 +249,4 @@ def _index(alpha: float) -> str:
     >>> _index(1.194), _index(61.7), _index(math.inf), _index(1.3e6)
     ('1.19', '61.7', '∞', '∞')
     """
-    return "∞" if alpha > _LIKE_INFINITY else number(alpha, 3)
+    return "∞" if alpha > _LIKE_INFINITY else in_digits(alpha, 3)

@@ -17,7 +17,7 @@ import pandas as pd
 from polarstep_lab.ablations import AXES, apply_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
-from polarstep_lab.paper import TABLE_2, Setting
+from polarstep_lab.paper import TABLE_2, PublishedTable
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
 from polarstep_lab.report.data_read import HELD_OUT, TRAINING
 from polarstep_lab.report.rows import AblationSet, Row, Section, place, value_place
@@ -29,7 +29,7 @@ _SCALED = ("nanogpt-small", "nanogpt-wiki")
 """Recipes that compare the paper's methods on another model: the order compares, digits do not."""
 
 
-def in_table_2(recipe: str, benchmark: str) -> Setting | None:
+def in_table_2(recipe: str, benchmark: str) -> PublishedTable | None:
     """The part of Table 2 that a recipe compares with, at the paper's size or at another."""
     return TABLE_2[benchmark] if recipe == benchmark or recipe in _SCALED else None
 

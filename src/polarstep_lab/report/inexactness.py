@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from polarstep.theory.bounds.polar import COVERED
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
 from polarstep_lab.drawing.panels import Drawing, Panel, Series
-from polarstep_lab.estimates import MISSING, number
+from polarstep_lab.estimates import MISSING, in_digits
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
@@ -180,5 +180,5 @@ def _decimal(value: float) -> str:
     ('0.0276', '0.0000', '1998')
     """
     if value >= 10:
-        return number(value)
+        return in_digits(value)
     return f"{value:.4f}".replace("-0.0000", "0.0000").replace("-", "−")

@@ -25,7 +25,7 @@ from polarstep_lab.report.content import brief_blocks
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.runs import STATUSES, Runs
 
-__all__ = ["brief_lines", "escaped", "html_page", "markdown"]
+__all__ = ["brief_lines", "escaped", "html_page", "markdown_page"]
 
 _SPECIAL = re.compile(r"[\\`*|\[\]~]|(?<!\w)_|_(?!\w)|^[-+=#](?=\s)")
 
@@ -52,7 +52,7 @@ def html_page(
     )
 
 
-def markdown(sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]) -> str:
+def markdown_page(sections: Mapping[Section, Sequence[Block]], notices: Sequence[str]) -> str:
     """All tables and the commands behind them, as one Markdown document."""
     blocks: list[Block] = [Heading("Results", 1), *(Text(text, "notice") for text in notices)]
     for section, shown in sections.items():

@@ -15,7 +15,7 @@ import pandas as pd
 
 from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
-from polarstep_lab.estimates import MISSING, Difference, Estimate, joined, listed, number
+from polarstep_lab.estimates import MISSING, Difference, Estimate, in_digits, joined, listed
 from polarstep_lab.paper import METHODS
 from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.rows import Row, Section
@@ -154,11 +154,11 @@ def verdict(section: Section) -> str:
     for pair in timed:
         groups[_how(pair.step_difference, noise)].append(pair.label)
     least = min(timed, key=lambda pair: timed[pair]["optimizer_ms_per_step"])
-    ours, theirs = (number(r.times["optimizer_ms_per_step"]) for r in (least.row, least.full))
+    ours, theirs = (in_digits(r.times["optimizer_ms_per_step"]) for r in (least.row, least.full))
     return joined(
         f"A whole step takes {' to '.join(dict.fromkeys((ratios[0], ratios[-1])))} times as long as in "
         "full space. What a step does outside the optimizer is the same in all rows and its time varied "
-        f"by {number(noise, 2)} ms between runs. A row is called faster or slower where the 95% "
+        f"by {in_digits(noise, 2)} ms between runs. A row is called faster or slower where the 95% "
         "t-interval of the difference to full space lies beyond that.",
         *(f"{how}: {listed(names)}." for how, names in groups.items() if names),
         f"The least optimizer time is that of {least.label}, {ours} ms where {least.full.label} takes "

@@ -20,8 +20,16 @@ from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setti
 from polarstep_lab.report.data_read import reads_of
 
 __all__ = [
-    "METRICS", "RUN_COLUMNS", "STATUSES", "TIMES", "Metric", "Runs", "at_a_time", "collect", "ran_alone",
-]  # fmt: skip
+    "METRICS",
+    "RUN_COLUMNS",
+    "STATUSES",
+    "TIMES",
+    "Metric",
+    "Runs",
+    "at_a_time",
+    "collect_runs",
+    "ran_alone",
+]
 
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
 
@@ -73,7 +81,7 @@ class Runs:
     notices: tuple[str, ...] = ()
 
 
-def collect(paths: Sequence[Path | str]) -> Runs:
+def collect_runs(paths: Sequence[Path | str]) -> Runs:
     """Read every run at or below ``paths``, from directories and archives alike.
 
     A run or an archive that cannot be read becomes a notice, and does not keep the others from being

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
-from polarstep_lab.estimates import MISSING, Difference, joined, listed, number, plural
+from polarstep_lab.estimates import MISSING, Difference, in_digits, joined, listed, plural
 from polarstep_lab.paper import ABLATIONS_SOURCE, Published
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
@@ -154,10 +154,10 @@ def _table(
             "95%": MISSING if interval is None else f"± {interval:.{metric.decimals}f}",
             "Seeds": row.seeds_text,
             **beside.get(row, {}),
-            "GFLOPs/step": number(row.gflops),
-            "Optimizer ms": number(row.times["optimizer_ms_per_step"]),
-            "Step ms": number(row.times["step_ms"]),
-            **({"Run s": number(row.times["run_seconds"], 3)} if whole_run else {}),
+            "GFLOPs/step": in_digits(row.gflops),
+            "Optimizer ms": in_digits(row.times["optimizer_ms_per_step"]),
+            "Step ms": in_digits(row.times["step_ms"]),
+            **({"Run s": in_digits(row.times["run_seconds"], 3)} if whole_run else {}),
             **conditions[row],
         }
         lines.append(cells)

@@ -11,7 +11,7 @@ from polarstep_lab.suites.parallel import Event, run_in_processes
 from polarstep_lab.suites.suite import PlannedRun
 
 if TYPE_CHECKING:
-    from polarstep_lab.tune import Objective, Progress, StudySpec
+    from polarstep_lab.tune import Objective, StudyProgress, StudySpec
 
 __all__ = ["Home", "Place", "Where", "place_for"]
 
@@ -32,8 +32,8 @@ class Place(Protocol):
         spec: StudySpec,
         objective: Objective,
         trials: int,
-        on_progress: Callable[[Progress], object],
-    ) -> Progress:
+        on_progress: Callable[[StudyProgress], object],
+    ) -> StudyProgress:
         """Bring a study to ``trials`` trials in all, those it already has included."""
 
 
@@ -52,8 +52,8 @@ class Home:
         spec: StudySpec,
         objective: Objective,
         trials: int,
-        on_progress: Callable[[Progress], object],
-    ) -> Progress:
+        on_progress: Callable[[StudyProgress], object],
+    ) -> StudyProgress:
         """Share the study among processes; a single worker is this process itself."""
         from polarstep_lab.tune import tune
 

@@ -19,7 +19,7 @@ from polarstep_lab.config import RunConfig
 from polarstep_lab.records.record import MetricRow, Result
 from polarstep_lab.suites.parallel import Event
 
-__all__ = ["ProgressBar", "describe", "follow", "progress_display"]
+__all__ = ["ProgressBar", "follow", "how_it_ended", "progress_display"]
 
 
 def progress_display(console: Console) -> Progress:
@@ -87,7 +87,7 @@ class ProgressBar:
         if self._bar is not None:
             self._display.remove_task(self._bar)
         if result is not None:
-            self._say(f"{self._label}: {describe(result)}")
+            self._say(f"{self._label}: {how_it_ended(result)}")
 
     def _say(self, text: str) -> None:
         self._display.console.print(text, highlight=False, markup=False, soft_wrap=True)
@@ -119,7 +119,7 @@ def follow(events: Iterable[Event], count: int, console: Console) -> int:
             if event.result or event.error:
                 failed += bool(event.error)
                 parts[event.label] = 1.0
-                told = describe(event.result) if event.result else f"failed: {event.error}"
+                told = how_it_ended(event.result) if event.result else f"failed: {event.error}"
                 console.print(
                     f"{event.label}: {told}", markup=False, highlight=False, soft_wrap=True
                 )
@@ -136,7 +136,7 @@ def _validation(row: MetricRow) -> str:
     return f"acc {row.accuracy:.1%}" if row.accuracy is not None else ""
 
 
-def describe(result: Result) -> str:
+def how_it_ended(result: Result) -> str:
     """One line on how a run ended."""
     if result.status != "finished":
         return f"{result.status} at step {result.steps}: {result.message}"

@@ -13,10 +13,10 @@ from polarstep_lab.records.mark import LOCK
 from polarstep_lab.records.record import RESULT
 from polarstep_lab.storage import StorageError, write_atomically
 
-__all__ = ["packed", "unpack"]
+__all__ = ["archived", "unpack"]
 
 
-def packed(directory: Path) -> bytes:
+def archived(directory: Path) -> bytes:
     """All files of ``directory`` but its lock, as an uncompressed tar archive."""
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w") as archive:

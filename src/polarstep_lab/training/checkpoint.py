@@ -33,7 +33,7 @@ from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
 from polarstep_lab.storage import StorageError, write_atomically
 from polarstep_lab.training.ranks import Ranks
 
-__all__ = ["Progress", "load_checkpoint", "resume_from", "save_checkpoint"]
+__all__ = ["RunProgress", "load_checkpoint", "resume_from", "save_checkpoint"]
 
 VERSION = 1
 _ENTRIES = {"version": int, "progress": dict, "config": dict, "model": dict, "optimizer": dict}
@@ -42,7 +42,7 @@ _TRAILER = len(_LABEL) + 2 * hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run has come: steps done, seconds spent, and the logs' lengths in bytes."""
 
     step: int = 0
@@ -70,7 +70,7 @@ def save_checkpoint(
     path: Path,
     model: nn.Module,
     optimizer: Optimizer,
-    progress: Progress,
+    progress: RunProgress,
     config: dict[str, Any],
     ranks: Ranks | None = None,
 ) -> None:
@@ -136,7 +136,7 @@ def resume_from(
     device: torch.device,
     tell: Callable[[str], object],
     ranks: Ranks | None = None,
-) -> Progress:
+) -> RunProgress:
     """Put the newest good checkpoint of ``directory`` into ``model`` and ``optimizer``.
 
     Without a checkpoint both stay as they are and the run begins at step 0. ``tell`` is called
@@ -148,7 +148,7 @@ def resume_from(
     has_newest, has_previous = ranks.from_first(lambda: (newest.exists(), previous.exists()))
     if not has_newest and not has_previous:
         tell(f"{directory} has no checkpoint yet: the run starts again at step 0")
-        return Progress()
+        return RunProgress()
     if not has_newest:  # a kill came between the two renames of a save
         return load_checkpoint(previous, model, optimizer, config, device, ranks)
     try:
@@ -179,7 +179,7 @@ def load_checkpoint(
     config: dict[str, Any],
     device: torch.device,
     ranks: Ranks | None = None,
-) -> Progress:
+) -> RunProgress:
     """Put the state of ``path`` into ``model`` and ``optimizer``; refuse another run's."""
     ranks = ranks or Ranks()
     held_by = device if ranks.count == 1 else torch.device("cpu")
@@ -285,16 +285,16 @@ def _verify(path: Path) -> None:
         raise DamagedCheckpoint(path, "its SHA-256 is not the one it was written with")
 
 
-def _progress(path: Path, raw: dict[str, Any]) -> Progress:
+def _progress(path: Path, raw: dict[str, Any]) -> RunProgress:
     """Check the progress in a checkpoint; a length that is missing, as in older ones, is 0."""
-    names = [field.name for field in fields(Progress)]
+    names = [field.name for field in fields(RunProgress)]
     if "step" not in raw or not raw.keys() <= set(names):
         raise DamagedCheckpoint(path, f"progress={raw!r}, expected {', '.join(names)}")
     for name, value in raw.items():
         kinds = (int, float) if name == "seconds" else (int,)
         if type(value) not in kinds or not math.isfinite(value) or value < 0:
             raise DamagedCheckpoint(path, f"progress.{name}={value!r}, expected 0 or more")
-    return Progress(**raw)
+    return RunProgress(**raw)
 
 
 def _differences(a: Any, b: Any, path: str = "") -> list[str]:

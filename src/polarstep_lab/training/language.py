@@ -26,7 +26,7 @@ from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.training.compiled_model import compiled
 from polarstep_lab.training.data_parallel import Network, alone, shared_out
 from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.schedule import Place, place_in_stages
+from polarstep_lab.training.schedule import PlaceInStages, place_in_stages
 from polarstep_lab.training.tasks import Draws, Validation, autocast
 
 __all__ = ["LanguageTask"]
@@ -102,7 +102,7 @@ class LanguageTask:
         """The steps of all stages."""
         return self._data.steps
 
-    def _place(self, step: int) -> Place:
+    def _place(self, step: int) -> PlaceInStages:
         return place_in_stages(self._data.stages, self._data.window, step)
 
     def stage_lr(self, step: int) -> float:

@@ -11,7 +11,7 @@ from polarstep_lab.config import RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.record import MetricRow
 from polarstep_lab.storage import JsonLines
-from polarstep_lab.training.checkpoint import Progress
+from polarstep_lab.training.checkpoint import RunProgress
 from polarstep_lab.training.gamma_log import GammaLog
 from polarstep_lab.training.noise_log import NoiseLog
 from polarstep_lab.training.ranks import Ranks
@@ -35,7 +35,7 @@ class RunLogs:
     def open(
         cls,
         directory: Path,
-        progress: Progress,
+        progress: RunProgress,
         config: RunConfig,
         task: Task,
         optimizer: Optimizer,
@@ -55,9 +55,9 @@ class RunLogs:
         if self.metrics is not None:
             self.metrics.write(row.to_dict())
 
-    def progress(self, step: int, seconds: float) -> Progress:
+    def progress(self, step: int, seconds: float) -> RunProgress:
         """What a checkpoint after ``step`` steps records, with the metrics safely on disk."""
-        return Progress(
+        return RunProgress(
             step=step,
             seconds=seconds,
             metrics_bytes=self.metrics.sync() if self.metrics is not None else 0,

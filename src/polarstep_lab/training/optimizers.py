@@ -23,7 +23,7 @@ from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.peers import Peer, find_peer
 from polarstep_lab.peers.together import beside_adamw
-from polarstep_lab.training.schedule import Schedule
+from polarstep_lab.training.schedule import RunSchedule
 
 __all__ = ["ScheduledOptimizer", "build_optimizer", "build_polar", "cycle_of", "optimizer_gflops"]
 
@@ -91,7 +91,7 @@ class ScheduledOptimizer:
 
     optimizer: Optimizer
     peaks: tuple[Peak, ...]
-    schedule: Schedule
+    schedule: RunSchedule
 
     def set_step(self, step: int, stage_lr: float = 1.0) -> None:
         """Give every group its learning rate and momentum for ``step``."""
@@ -101,7 +101,7 @@ class ScheduledOptimizer:
                 group[peak.key] = self.schedule.momentum(step, peak.momentum)
 
 
-def build_optimizer(model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
+def build_optimizer(model: Model, config: RunConfig, schedule: RunSchedule) -> ScheduledOptimizer:
     """The optimizer of ``config`` for ``model``."""
     if config.rule.peer is not None:
         return _peer(find_peer(config.rule.peer), model, config, schedule)
@@ -126,7 +126,7 @@ def cycle_of(config: RunConfig) -> int:
     return config.optimizer.polar.keep if peer is None else find_peer(peer).cycle
 
 
-def _peer(peer: Peer, model: Model, config: RunConfig, schedule: Schedule) -> ScheduledOptimizer:
+def _peer(peer: Peer, model: Model, config: RunConfig, schedule: RunSchedule) -> ScheduledOptimizer:
     """A peer on the matrices that would be Muon's, and AdamW on the rest."""
     optimizer = beside_adamw(peer, _muon(model, config), config.optimizer)
     first, *others = optimizer.param_groups

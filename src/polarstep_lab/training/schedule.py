@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from polarstep.theory.annealing import MomentumRamp, Trapezoid
 from polarstep_lab.config import ScheduleConfig, Stage
 
-__all__ = ["Place", "Schedule", "place_in_stages"]
+__all__ = ["PlaceInStages", "RunSchedule", "place_in_stages"]
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RunSchedule:
     """The schedule of a run of ``steps`` steps, made of the core's curves."""
 
     config: ScheduleConfig
@@ -41,7 +41,7 @@ class Schedule:
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceInStages:
     """Where a step stands in the stages of a language-model run.
 
     ``windows`` and ``tokens`` count what the steps before it have consumed of the shards and
@@ -55,7 +55,7 @@ class Place:
     """How many windows this step takes; in a stage of short sequences a window holds several."""
 
 
-def place_in_stages(stages: tuple[Stage, ...], window: int, step: int) -> Place:
+def place_in_stages(stages: tuple[Stage, ...], window: int, step: int) -> PlaceInStages:
     """The place of ``step``; for the step after the last, the totals of the run."""
     windows = tokens = 0
     for number, stage in enumerate(stages):
@@ -65,5 +65,5 @@ def place_in_stages(stages: tuple[Stage, ...], window: int, step: int) -> Place:
         tokens += inside * stage.sequences * stage.sequence_length
         step -= inside
         if step == 0 and (inside < stage.steps or number == len(stages) - 1):
-            return Place(stage, windows, tokens, taken)
+            return PlaceInStages(stage, windows, tokens, taken)
     raise ValueError(f"step {step} steps beyond the last stage")

@@ -21,7 +21,7 @@ from polarstep_lab.records.environment import record_environment
 from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.record import Result, RunIdentity
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.checkpoint import Progress, resume_from
+from polarstep_lab.training.checkpoint import RunProgress, resume_from
 from polarstep_lab.training.images import ImageTask
 from polarstep_lab.training.interrupt import Interrupted
 from polarstep_lab.training.language import LanguageTask
@@ -30,7 +30,7 @@ from polarstep_lab.training.loop import Loop
 from polarstep_lab.training.observer import Observer, StopTraining
 from polarstep_lab.training.optimizers import build_optimizer, cycle_of
 from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.schedule import Schedule
+from polarstep_lab.training.schedule import RunSchedule
 from polarstep_lab.training.tasks import Task
 from polarstep_lab.training.timing import StepTimer
 
@@ -126,8 +126,8 @@ def _begin(
     ranks: Ranks,
 ) -> Loop:
     """Build the optimizer, take up the checkpoint where the run goes on, and open the logs."""
-    scheduled = build_optimizer(task.model, config, Schedule(config.schedule, task.steps))
-    optimizer, progress = scheduled.optimizer, Progress()
+    scheduled = build_optimizer(task.model, config, RunSchedule(config.schedule, task.steps))
+    optimizer, progress = scheduled.optimizer, RunProgress()
     if goes_on:
         progress = resume_from(
             directory, task.model, optimizer, config.to_dict(), device, tell, ranks

@@ -12,12 +12,12 @@ from polarstep_lab.tune.result import (
 )
 from polarstep_lab.tune.study import StudySpec
 from polarstep_lab.tune.training import TrainingObjective, study_of
-from polarstep_lab.tune.workers import Objective, Progress, Pruned, tune
+from polarstep_lab.tune.workers import Objective, Pruned, StudyProgress, tune
 
 __all__ = [
     "Objective",
-    "Progress",
     "Pruned",
+    "StudyProgress",
     "StudySpec",
     "TrainingObjective",
     "best_recipe",

@@ -34,7 +34,7 @@ from polarstep_lab.tune.study import (
     reseed,
 )
 
-__all__ = ["Objective", "Progress", "Pruned", "tune"]
+__all__ = ["Objective", "Pruned", "StudyProgress", "tune"]
 
 
 class Pruned(Exception):
@@ -56,7 +56,7 @@ class Objective(Protocol):
 
 
 @dataclass(frozen=True)
-class Progress:
+class StudyProgress:
     """Where a study stands."""
 
     done: int
@@ -72,9 +72,9 @@ def tune(
     objective: Objective,
     trials: int,
     workers: int = 1,
-    on_progress: Callable[[Progress], object] = lambda _: None,
+    on_progress: Callable[[StudyProgress], object] = lambda _: None,
     stop: Callable[[], object] | None = None,
-) -> Progress:
+) -> StudyProgress:
     """Bring the study to ``trials`` trials in all, those it already has included.
 
     Workers are processes. With ``stop`` they are threads of this process, for an objective that
@@ -167,7 +167,7 @@ def _in_processes(
     study: optuna.Study,
     worker: _Worker,
     workers: int,
-    on_progress: Callable[[Progress], object],
+    on_progress: Callable[[StudyProgress], object],
 ) -> None:
     # Spawned, not forked: torch's thread pools do not survive a fork.
     context = multiprocessing.get_context("spawn")
@@ -204,7 +204,7 @@ def _in_threads(
     study: optuna.Study,
     worker: _Worker,
     workers: int,
-    on_progress: Callable[[Progress], object],
+    on_progress: Callable[[StudyProgress], object],
     stop: Callable[[], object],
 ) -> None:
     asking = threading.Lock()
@@ -243,9 +243,9 @@ def _work(worker: _Worker, asking: AbstractContextManager[Any], threads: int) ->
         worker.spend(study, asking)
 
 
-def _progress(study: optuna.Study, total: int) -> Progress:
+def _progress(study: optuna.Study, total: int) -> StudyProgress:
     best = best_trial(study)
-    return Progress(
+    return StudyProgress(
         done=count(study, *DONE),
         total=total,
         running=count(study, TrialState.RUNNING),

@@ -21,7 +21,7 @@ DEVICE = "Synthetic CPU"
 
 def markdown(sections, notices) -> str:
     """The Markdown of sections, as ``summary.md`` has it."""
-    return pages.markdown({section: blocks_of(section) for section in sections}, notices)
+    return pages.markdown_page({section: blocks_of(section) for section in sections}, notices)
 
 
 def write_run(

@@ -34,7 +34,7 @@ from polarstep_lab.training.optimizers import (
     build_polar,
     optimizer_gflops,
 )
-from polarstep_lab.training.schedule import Schedule, place_in_stages
+from polarstep_lab.training.schedule import RunSchedule, place_in_stages
 
 EVERY = [(recipe, method.slug) for recipe in RECIPES for method in (*METHODS, *OURS)]
 
@@ -205,7 +205,7 @@ def test_search_spaces_name_settings_and_hold_the_recipes_values():
 
 def test_the_papers_nanogpt_schedule():
     config = resolve("nanogpt", "muon")
-    schedule = Schedule(config.schedule, config.data.steps)
+    schedule = RunSchedule(config.schedule, config.data.steps)
     stages = config.data.stages
     assert config.data.steps == 1490
     lrs = [schedule.lr(s, place_in_stages(stages, 2048, s).stage.lr) for s in range(1490)]
@@ -225,14 +225,14 @@ def test_the_papers_nanogpt_schedule():
 
 
 def test_linear_decay_to_zero_and_a_squeezed_group():
-    schedule = Schedule(ScheduleConfig(), steps=80)
+    schedule = RunSchedule(ScheduleConfig(), steps=80)
     assert [schedule.lr(s) for s in (0, 40, 79)] == [1.0, 0.5, pytest.approx(1 / 80)]
     squeezed = [schedule.lr(s, portion=3 / 8) for s in (0, 15, 30, 79)]
     assert squeezed == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_warmup_begins_above_zero():
-    schedule = Schedule(ScheduleConfig(warmup=4, cooldown=0.1), steps=100)
+    schedule = RunSchedule(ScheduleConfig(warmup=4, cooldown=0.1), steps=100)
     assert [schedule.lr(s) for s in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
@@ -283,7 +283,7 @@ def test_the_schedule_reaches_the_optimizer():
     config = resolve("nanogpt", "muon", overrides={"model.layers": 1, "model.attention_free": []})
     with torch.device("meta"):
         model = GPT(config.model)
-    scheduled = build_optimizer(model, config, Schedule(config.schedule, 1490))
+    scheduled = build_optimizer(model, config, RunSchedule(config.schedule, 1490))
     scheduled.set_step(1000, 1.73)
     muon, *others = scheduled.optimizer.param_groups
     rate = scheduled.schedule.lr(1000, 1.73)
@@ -302,7 +302,7 @@ def test_optimizers_are_what_table_2_compares(method):
     config = resolve("cifar10", method)
     with torch.device("meta"):
         model = ConvNet(config.model)
-    optimizer = build_optimizer(model, config, Schedule(config.schedule, 720)).optimizer
+    optimizer = build_optimizer(model, config, RunSchedule(config.schedule, 720)).optimizer
     trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
     assert trained == {id(p) for p in model.parameters() if p.requires_grad}
     if method.algorithm == "muon":
@@ -328,7 +328,7 @@ def test_a_randomized_method_sketches_every_matrix_that_is_larger_than_the_sketc
         config = resolve(recipe, method)
         with torch.device("meta"):
             model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
-        optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+        optimizer = build_optimizer(model, config, RunSchedule(config.schedule, 10)).optimizer
         polar = optimizer.param_groups[0]["polar"]
         larger = [shape for shape in model.matrix_shapes() if min(shape) > polar.width]
         assert larger
@@ -346,7 +346,7 @@ def test_embedding_and_head_have_rates_of_their_own_where_given(method):
         config = resolve("nanogpt-small", method, overrides=overrides)
         with torch.device("meta"):
             model = GPT(config.model)
-        optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+        optimizer = build_optimizer(model, config, RunSchedule(config.schedule, 10)).optimizer
         rates = {
             name: group["lr"] for group in optimizer.param_groups for name in group["param_names"]
         }
@@ -382,7 +382,7 @@ def test_airbench_rates_and_decay():
     config = resolve("cifar10", "muon")
     with torch.device("meta"):
         model = ConvNet(config.model)
-    scheduled = build_optimizer(model, config, Schedule(config.schedule, 720))
+    scheduled = build_optimizer(model, config, RunSchedule(config.schedule, 720))
     _, head, vectors, whitening = scheduled.optimizer.param_groups
     assert (head["lr"], vectors["lr"], whitening["lr"]) == (0.67, 0.053, 0.053)
     for group in (head, vectors, whitening):
@@ -394,7 +394,7 @@ def test_airbench_rates_and_decay():
 def test_filters_are_normalized_before_the_update():
     config = resolve("cifar10", "muon", overrides={"model.widths": [8, 8, 8]})
     model = ConvNet(config.model, torch.Generator().manual_seed(0))
-    scheduled = build_optimizer(model, config, Schedule(config.schedule, 10))
+    scheduled = build_optimizer(model, config, RunSchedule(config.schedule, 10))
     scheduled.set_step(0)
     for group in scheduled.optimizer.param_groups:
         group["lr"] = 0.0
@@ -578,7 +578,7 @@ def test_a_run_may_keep_the_rest_of_its_sketch(rest):
     config = apply_axis(plain, "rest", rest)
     with torch.device("meta"):
         model = GPT(config.model)
-    optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+    optimizer = build_optimizer(model, config, RunSchedule(config.schedule, 10)).optimizer
     head = build_polar(plain.optimizer.polar, plain.benchmark)
     polar = optimizer.param_groups[0]["polar"]
     if rest == "dropped":
@@ -632,7 +632,7 @@ def polar_and_transform(method, recipe="nanogpt-wiki", **overrides):
     config = resolve(recipe, method, overrides=overrides)
     with torch.device("meta"):
         model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
-    optimizer = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer
+    optimizer = build_optimizer(model, config, RunSchedule(config.schedule, 10)).optimizer
     group = optimizer.param_groups[0]
     return group["polar"], group["transform"]
 
@@ -757,7 +757,7 @@ def test_adamw_has_rates_of_its_own_for_embedding_and_head():
     config = resolve("nanogpt-wiki", "adamw")
     with torch.device("meta"):
         model = GPT(config.model)
-    groups = build_optimizer(model, config, Schedule(config.schedule, 10)).optimizer.param_groups
+    groups = build_optimizer(model, config, RunSchedule(config.schedule, 10)).optimizer.param_groups
     rates = {name: group["lr"] for group in groups for name in group["param_names"]}
     assert (rates["head.weight"], rates["embedding.weight"]) == (0.004, 0.4)
     assert {rate for name, rate in rates.items() if "blocks" in name} == {adamw.lr}

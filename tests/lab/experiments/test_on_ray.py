@@ -23,7 +23,7 @@ from polarstep_lab.suites.parallel import Event
 from polarstep_lab.suites.places import Place, place_for
 from polarstep_lab.suites.suite import PlannedRun, comparison_runs, pending
 from polarstep_lab.training.train import Interrupted, Observer, train
-from polarstep_lab.tune import Progress
+from polarstep_lab.tune import StudyProgress
 
 SMALL = SMALLEST_GPT | {"runtime.device": "cpu", "runtime.log_every": 1}
 
@@ -137,9 +137,11 @@ def test_a_worker_without_the_heads_files_sends_the_run_back(
     assert_as_at_home: AsAtHome,
     force: bool,
 ) -> None:
-    from polarstep_lab.suites.on_ray.run_job import Head
+    from polarstep_lab.suites.on_ray.run_job import HeadFiles
 
-    monkeypatch.setattr(Head, "below", lambda folder: Head(tmp_path / "elsewhere", "x", tmp_path))
+    monkeypatch.setattr(
+        HeadFiles, "below", lambda folder: HeadFiles(tmp_path / "elsewhere", "x", tmp_path)
+    )
     runs = planned(tmp_path / "ray")
     with pytest.raises(Interrupted):
         train(runs[0].config, runs[0].directory, identity=runs[0].identity, observers=[StopAt(3)])
@@ -170,7 +172,7 @@ def test_an_interrupted_study_goes_on(ray: Place, tmp_path: Path) -> None:
     space = {"optimizer.lr": Range(0.001, 1.0, log=True)}
     spec = StudySpec(tmp_path / "s.journal", "nanogpt-toy", "muon", space, pruner="none")
 
-    def interrupt(now: Progress) -> None:
+    def interrupt(now: StudyProgress) -> None:
         if now.running:
             raise KeyboardInterrupt
 

@@ -20,7 +20,7 @@ from polarstep_lab.peers.catalogue import FOLDERS, _commit
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.training.optimizers import build_optimizer, cycle_of
-from polarstep_lab.training.schedule import Schedule
+from polarstep_lab.training.schedule import RunSchedule
 from polarstep_lab.training.train import Interrupted, train
 
 # What the registry has must be there; the others are tried where POLARSTEP_PEERS names a checkout.
@@ -39,13 +39,13 @@ HERE = [
 def built(name, recipe="nanogpt-toy", **overrides):
     config = resolve(recipe, f"peer:{name}", overrides=overrides)
     model = GPT(config.model, torch.Generator().manual_seed(0))
-    return model, build_optimizer(model, config, Schedule(config.schedule, 100)), config
+    return model, build_optimizer(model, config, RunSchedule(config.schedule, 100)), config
 
 
 @pytest.mark.parametrize("name", HERE)
 def test_a_peer_has_the_matrices_and_adamw_the_rest(name):
     model, scheduled, config = built(name)
-    ours = build_optimizer(model, resolve("nanogpt-toy", "muon"), Schedule(config.schedule, 100))
+    ours = build_optimizer(model, resolve("nanogpt-toy", "muon"), RunSchedule(config.schedule, 100))
     matrices, *others = scheduled.optimizer.param_groups
     muon, *rest = ours.optimizer.param_groups
     assert list(map(id, matrices["params"])) == list(map(id, muon["params"]))
@@ -127,7 +127,7 @@ def test_the_update_of_torchs_muon_is_ours_with_jordans_steps():
     ):
         config = resolve("nanogpt-toy", method, overrides=SMALLER | extra)
         model = GPT(config.model, torch.Generator().manual_seed(0))
-        scheduled = build_optimizer(model, config, Schedule(config.schedule, 100))
+        scheduled = build_optimizer(model, config, RunSchedule(config.schedule, 100))
         before = {name: p.detach().clone() for name, p in model.named_parameters()}
         shuffle = torch.Generator().manual_seed(1)
         for p in model.parameters():

@@ -19,14 +19,14 @@ from polarstep_lab.methods import METHODS
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 BASE = {0: 40.0, 1: 44.0, 2: 41.0}
 
 
 def section(root):
-    (found,), _ = sections_of(collect([root]))
+    (found,), _ = sections_of(collect_runs([root]))
     return found
 
 

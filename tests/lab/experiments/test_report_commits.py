@@ -7,7 +7,7 @@ from tests.lab.experiments.synthetic import markdown, write_planned
 
 from polarstep_lab.methods import find_methods
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
@@ -31,7 +31,7 @@ def page(tmp_path):
         at_commits(
             comparison_runs("nanogpt-toy", find_methods("muon"), seeds, {}, tmp_path), commits
         )
-        (found,), _ = sections_of(collect([tmp_path]))
+        (found,), _ = sections_of(collect_runs([tmp_path]))
         return markdown((found,), ())
 
     return made
@@ -75,7 +75,7 @@ def test_rows_of_the_same_commits_are_named_together_and_ablations_apart(tmp_pat
         "c" if run.identity.ablation.value == 8 else "cd"[run.identity.seed] for run in varied
     ]
     at_commits([*runs, *varied], [*commits, *of_ranks])
-    (found,), _ = sections_of(collect([tmp_path]))
+    (found,), _ = sections_of(collect_runs([tmp_path]))
     text = markdown((found,), ())
     assert (
         "in order of time: Muon (Nesterov) and Rand Muon (Nes.-Gaussian) (aaaaaaa and bbbbbbb)."
@@ -88,7 +88,7 @@ def test_runs_that_did_not_finish_have_no_part_in_it(tmp_path):
     runs = comparison_runs("nanogpt-toy", find_methods("muon"), [0, 1, 2], {}, tmp_path)
     at_commits(runs, ["a", "a", "b"])
     (runs[2].directory / "result.json").unlink()
-    (found,), _ = sections_of(collect([tmp_path]))
+    (found,), _ = sections_of(collect_runs([tmp_path]))
     assert "several commits" not in markdown((found,), ())
 
 
@@ -97,5 +97,5 @@ def test_a_run_that_went_on_at_another_commit_is_of_both(tmp_path):
     at_commits([run], ["a"])
     path = run.directory / "environment.json"
     write_json(path, read_json(path) | {"resumed": [{"git_commit": "b" * 40 + "+"}]})
-    (found,), _ = sections_of(collect([tmp_path]))
+    (found,), _ = sections_of(collect_runs([tmp_path]))
     assert "(aaaaaaa and bbbbbbb+)" in markdown((found,), ())

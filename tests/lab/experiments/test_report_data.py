@@ -15,7 +15,7 @@ from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report import report_files
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 from polarstep_lab.training.train import train
@@ -36,7 +36,7 @@ def record_data(directory, data, **more):
 
 
 def section(root):
-    (found,), notices = sections_of(collect([root]))
+    (found,), notices = sections_of(collect_runs([root]))
     assert not notices
     return found, markdown((found,), ())
 

@@ -13,7 +13,7 @@ from polarstep_lab.report import report_files
 from polarstep_lab.report.gradient_noise import noise_figure, noise_table
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.inexactness import gamma_figure, gamma_of, gamma_table
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 
 STEPS = (0, 3, 20, 200)
 
@@ -53,7 +53,7 @@ def rows_of(units=("batch", "example"), **changes):
 
 
 def only_row(path: Path):
-    ((section,), _) = sections_of(collect([path]))
+    ((section,), _) = sections_of(collect_runs([path]))
     return section.rows[0]
 
 
@@ -95,7 +95,7 @@ def test_an_unfinished_run_is_shown_with_what_it_has(tmp_path):
     figure = noise_figure(only_row(tmp_path), "noise")
     assert "seed 0, unfinished, with 4 of 5 points: gradients" in figure.caption
     assert "(unfinished)" in gamma_figure({only_row(tmp_path): "AdamW"}, "gamma").files[0]
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     text = markdown((section,), ())
     assert "| AdamW, unfinished | sequence | 4 of 5 |" in text
     assert "| AdamW | AdamW | 0 of 1 (1 unfinished) | 21, last 200 |" in text
@@ -120,7 +120,7 @@ def write_solver(root: Path, solver: str, gammas, nu: float = 0.0, rank=None, **
 def test_a_section_of_watched_runs_leads_with_what_was_watched(tmp_path):
     write_noise(write_solver(tmp_path, "quintic", [0.1, 0.2, 0.4]), rows_of())
     write_solver(tmp_path, "cubic", [0.5], ablation=Ablation("solver", "cubic"))
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     assert section.watched
     text = markdown((section,), ())
     order = [
@@ -134,7 +134,7 @@ def test_a_section_of_watched_runs_leads_with_what_was_watched(tmp_path):
     order = ["<h3>Noise of the gr", "<h3>How inexact", "<h3>The runs</h3>", "<h3>Ablations</h3>"]
     assert [page.index(words) for words in order] == sorted(page.index(words) for words in order)
     write_run(tmp_path / "plain")  # a method that nobody watched: this is a comparison again
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     assert not section.watched
     text = markdown((section,), ())
     assert text.index("| AdamW |") < text.index("### Noise of the gradient")
@@ -154,7 +154,7 @@ def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
     config = json.loads((warm / "config.json").read_text())
     config["config"]["optimizer"]["polar"]["sketch"] = "warm"
     (warm / "config.json").write_text(json.dumps(config))
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     table = gamma_table(section.all_rows)
     by_map = {line[1]: line[2:] for line in table.rows}
     assert table.header[2:] == [
@@ -190,7 +190,7 @@ def test_the_table_has_the_worst_of_each_map_and_what_is_proved_of_it(tmp_path):
         ],
     }
     (lost / "gamma.jsonl").unlink()
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     assert len(gamma_table(section.all_rows).rows) == 4
 
 
@@ -207,7 +207,7 @@ def test_the_table_names_the_map_that_ran(tmp_path):
         config = json.loads((folder / "config.json").read_text())
         config["config"]["optimizer"]["polar"] |= changes
         (folder / "config.json").write_text(json.dumps(config))
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     lines = {line[0]: (line[1], line[7]) for line in gamma_table(section.all_rows).rows}
     assert lines == {
         "Rand Muon (Nes.-Gaussian)": (
@@ -232,7 +232,7 @@ def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
         if row["unit"] == "batch":
             row["tail"]["gaussian"] = [1.4e7, 1.8e7, None]
     write_noise(write_run(tmp_path / "a", method="Muon (Nesterov)"), rows)
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     example, batch = noise_table(section.all_rows).rows
     assert example[1:] == ["sequence", "4", "1.19 (0.910 to ∞) at step 20", "20.0 to ∞",
                            "1.53 (1.34 to 1.77) at step 20"]  # fmt: skip
@@ -245,7 +245,7 @@ def test_the_noise_table_has_the_heaviest_point_of_each_unit(tmp_path):
 def test_a_run_that_blew_up_leaves_the_others_their_scale(tmp_path):
     write_solver(tmp_path, "quintic", [0.1, 0.2], nu=0.05)
     write_solver(tmp_path, "polar-express", [0.0], nu=1998.4756, status="diverged")
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     lines = gamma_figure({row: row.label for row in section.rows}, "lines")
     assert "↑ 1998" in lines.files[0]
     assert "An arrow marks what lies above the axis." in lines.caption
@@ -271,7 +271,7 @@ def test_what_has_nothing_finished_comes_last(tmp_path):
     write_run(tmp_path / "a", recipe="nanogpt-small", status=None)
     write_run(tmp_path / "b", recipe="cifar10", benchmark="cifar10", final=0.93)
     write_run(tmp_path / "c", recipe="nanogpt-toy")
-    (sections, _) = sections_of(collect([tmp_path]))
+    (sections, _) = sections_of(collect_runs([tmp_path]))
     assert [section.recipe for section in sections] == ["cifar10", "nanogpt-toy", "nanogpt-small"]
 
 
@@ -305,7 +305,7 @@ def test_every_solver_has_its_panel_and_rounding_stays_invisible(tmp_path, nu):
         ]
         gamma.append({"step": 150, "parameter": "m0", "gamma": None, "nu": None})
         (folder / "gamma.jsonl").write_text("".join(json.dumps(row) + "\n" for row in gamma))
-    ((section,), _) = sections_of(collect([tmp_path]))
+    ((section,), _) = sections_of(collect_runs([tmp_path]))
     figure = gamma_figure({row: row.label for row in section.ablations[0].rows}, "lines")
     for solver in ("cubic", "empirical", "polar-express", "quintic"):
         assert f"solver = {solver}" in figure.files[0]

@@ -22,7 +22,7 @@ from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.figures import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import StorageError
 
 
@@ -155,7 +155,7 @@ def test_a_section_that_compares_methods_comes_before_one_with_ablations_alone(t
 def test_rows_of_one_method_are_drawn_apart(tmp_path):
     for lr in (0.01, 0.02, 0.03):
         write_run(tmp_path / str(lr), method="AdamW", overrides={"optimizer.lr": lr})
-    (section,), _ = sections_of(collect([tmp_path]))
+    (section,), _ = sections_of(collect_runs([tmp_path]))
     assert len({(look.dash, look.marker) for look in section.looks.values()}) == 3
 
 
@@ -228,7 +228,7 @@ def test_figures_follow_the_theme_of_the_page(files):
 
 
 def test_the_inset_looks_at_the_curves_that_end_best(runs):
-    (section,), _ = sections_of(collect([runs]))
+    (section,), _ = sections_of(collect_runs([runs]))
     curves = [curve_of(row, "nanogpt") for row in section.rows]
     first, last, low, high = zoom(curves)
     assert (first, last) == (160.0, 200.0)
@@ -237,7 +237,7 @@ def test_the_inset_looks_at_the_curves_that_end_best(runs):
 
 
 def test_a_band_is_one_deviation_and_a_lost_run_stays_out_of_it(runs):
-    (section,), _ = sections_of(collect([runs]))
+    (section,), _ = sections_of(collect_runs([runs]))
     curve = curve_of(section.rows[0], "nanogpt")
     last = [run.rows("val")[-1].perplexity for run in section.rows[0].finished["record"]]
     assert curve.final == pytest.approx(np.mean(last))

@@ -30,14 +30,14 @@ from polarstep_lab.report.figures import curve_of, trajectory_figure
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import brief_lines
 from polarstep_lab.report.reasons import reasons
-from polarstep_lab.report.runs import at_a_time, collect, ran_alone
+from polarstep_lab.report.runs import at_a_time, collect_runs, ran_alone
 from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import comparison_runs
 
 
 def section(*paths):
-    (found,), _ = sections_of(collect(paths))
+    (found,), _ = sections_of(collect_runs(paths))
     return found
 
 
@@ -499,7 +499,7 @@ def started_at(root, seconds):
         environment = read_json(folder / "environment.json")
         started = None if second is None else f"2026-11-15T01:{second // 60:02}:{second % 60:02}Z"
         write_json(folder / "environment.json", environment | {"started": started})
-    return collect([root]).frame
+    return collect_runs([root]).frame
 
 
 @pytest.mark.parametrize(
@@ -627,7 +627,7 @@ def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
     known["started"] = "2030-01-01T00:00:00+00:00"  # the two did not run at the same time
     for shared, expected in ((False, [2.0, 9.0]), (True, [2.0])):
         environment.write_text(json.dumps(known | {"device_shared": shared}))
-        (section,), _ = sections_of(collect([tmp_path]))
+        (section,), _ = sections_of(collect_runs([tmp_path]))
         (found,) = section.rows
         assert sorted(found.timed["optimizer_ms_per_step"]) == expected
         assert len(found.finished) == 2
@@ -636,6 +636,6 @@ def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
     for environment in tmp_path.glob("*/environment.json"):
         known = json.loads(environment.read_text())
         environment.write_text(json.dumps(known | {"device_shared": True}))
-    (section,), _ = sections_of(collect([tmp_path]))
+    (section,), _ = sections_of(collect_runs([tmp_path]))
     assert section.rows[0].timed.empty
     assert "Times measured" not in markdown((section,), ())

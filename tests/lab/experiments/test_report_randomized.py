@@ -7,13 +7,13 @@ import itertools
 import pytest
 from tests.lab.experiments.synthetic import markdown, write_run
 
-from polarstep_lab.estimates import number
+from polarstep_lab.estimates import in_digits
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import brief_lines
 from polarstep_lab.report.randomized import pairs_of, randomized_table, verdict
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import plan_run
 
@@ -45,7 +45,7 @@ def add(tmp_path):
 
 
 def section(root):
-    (found,), _ = sections_of(collect([root]))
+    (found,), _ = sections_of(collect_runs([root]))
     return found
 
 
@@ -130,7 +130,7 @@ def test_a_step_is_called_faster_where_the_interval_lies_beyond_the_noise(
     for path, rest in zip(ours, rests, strict=True):
         write_json(path, results[path] | {"step_ms": 2.0 + rest})
     text = verdict(section(tmp_path))
-    assert f"varied by {number(max(50, *rests) - min(50, *rests), 2)} ms between runs." in text
+    assert f"varied by {in_digits(max(50, *rests) - min(50, *rests), 2)} ms between runs." in text
     assert f"lies beyond that. {which}: {KACZMARZ}. The least" in text
     assert "2.000 ms where Muon (Nesterov) takes 3.000" in text
 

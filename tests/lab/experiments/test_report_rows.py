@@ -15,14 +15,14 @@ from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.runs import collect
+from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.report.tables import runs_csv, summary_csv
 from polarstep_lab.storage import StorageError, read_json, write_json
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 
 def sections(*paths):
-    found, notices = sections_of(collect(paths))
+    found, notices = sections_of(collect_runs(paths))
     return found, notices
 
 
@@ -269,7 +269,7 @@ def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
     write_run(tmp_path / "good")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "config.json").write_text("{")
-    runs = collect([tmp_path])
+    runs = collect_runs([tmp_path])
     assert len(runs.frame) == 1
     assert len(runs.notices) == 1
     assert f"{tmp_path.name}/broken" in runs.notices[0]
@@ -280,21 +280,21 @@ def test_a_broken_archive_is_named_and_does_not_stop_the_others(tmp_path):
     write_run(tmp_path / "good")
     (tmp_path / "packed").mkdir()
     (tmp_path / "packed" / "records.jsonl").write_text("no archive")
-    runs = collect([tmp_path])
+    runs = collect_runs([tmp_path])
     assert len(runs.frame) == 1
     archive = f"{tmp_path.name}/packed/records.jsonl"
     assert runs.notices == (
         f"{archive} is left out: {archive} is not an archive of runs: make one with `polarstep pack`",
     )
     with pytest.raises(StorageError, match="is not an archive of runs"):
-        collect([tmp_path / "packed" / "records.jsonl"])
+        collect_runs([tmp_path / "packed" / "records.jsonl"])
 
 
 def test_csv_keeps_every_digit_and_every_run(tmp_path):
     final = 29.716712345678901
     write_run(tmp_path / "a", final=final)
     write_run(tmp_path / "b", seed=1, status="diverged")
-    runs = collect([tmp_path])
+    runs = collect_runs([tmp_path])
     lines = list(csv.DictReader(io.StringIO(runs_csv(runs))))
     assert [line["status"] for line in lines] == ["finished", "diverged"]
     assert float(lines[0]["value"]) == final

@@ -14,7 +14,7 @@ from polarstep.theory import annealing
 from polarstep_lab.config import ScheduleConfig, TextData
 from polarstep_lab.methods import find_method
 from polarstep_lab.recipes import RECIPES, resolve
-from polarstep_lab.training.schedule import Schedule, place_in_stages
+from polarstep_lab.training.schedule import RunSchedule, place_in_stages
 
 RECORDED = {
     ("cifar10", "adamw"): "84c7e45f48d966cf",
@@ -43,7 +43,7 @@ def multipliers(config):
     """Every number that the schedule of a run hands to an optimizer, step by step."""
     data = config.data
     steps = data.steps if isinstance(data, TextData) else 720
-    schedule = Schedule(config.schedule, steps)
+    schedule = RunSchedule(config.schedule, steps)
     for step in range(steps):
         peak = 1.0
         if isinstance(data, TextData):
@@ -72,7 +72,7 @@ WARMED = {"nanogpt": 200, "nanogpt-wiki": 150}
 
 @pytest.mark.parametrize(("recipe", "steps"), WARMED.items())
 def test_sgd_warms_up_as_in_the_authors_script(recipe, steps):
-    schedule = Schedule(resolve(recipe, "sgd").schedule, 1000)
+    schedule = RunSchedule(resolve(recipe, "sgd").schedule, 1000)
     assert [schedule.lr(step) for step in (0, steps // 2 - 1, steps - 1, steps)] == [
         1 / steps,
         0.5,
@@ -90,7 +90,7 @@ def test_sgd_warms_up_as_in_the_authors_script(recipe, steps):
 ], ids=str)  # fmt: skip
 def test_unusual_settings_have_their_old_numbers(config):
     """Ramps that overlap, a rate that rises at the end, momentum that starts above its target."""
-    schedule = Schedule(config, 100)
+    schedule = RunSchedule(config, 100)
     for step in range(100):
         done = min(1.0, step / (100 - config.extension))
         left = min(1.0, (1 - done) / config.cooldown)
@@ -118,7 +118,7 @@ def test_the_core_scheduler_for_nanogpt_is_the_recipe():
     weight = torch.nn.Parameter(torch.eye(2))
     optimizer = Muon([weight], lr=1.0, momentum=own)
     scheduler = annealing.nanogpt(optimizer)
-    schedule = Schedule(config.schedule, config.data.steps)
+    schedule = RunSchedule(config.schedule, config.data.steps)
     for step in range(config.data.steps):
         stage = place_in_stages(config.data.stages, config.model.context, step).stage
         (group,) = optimizer.param_groups

@@ -21,7 +21,7 @@ from polarstep.callers_level import callers_level
 from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
 from polarstep.optim.checkpoints.content import check_groups, check_state
 from polarstep.optim.checkpoints.matching import (
-    check_names,
+    check_order,
     check_sizes,
     mixed,
     named_in_order,
@@ -162,7 +162,7 @@ class Checkpointed(Optimizer):
             """Check the checkpoint as the user's hooks have left it."""
             check_groups(given)
             check_state(given)
-            check_names(self.param_groups, given["param_groups"])
+            check_order(self.param_groups, given["param_groups"])
             seen.append(given | {"param_groups": self._with_own(given["param_groups"])})
             return seen[0]
 

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["described", "differs", "number", "path_of"]
+__all__ = ["described", "differs", "path_of", "pythons_number"]
 
 PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)
 DEPTH = 4  # values inside values are described down to this depth: a function may enclose itself
@@ -110,7 +110,7 @@ def path_of(value: Any) -> str:
     return name if module.partition(".")[0] == "polarstep" else f"{module}.{name}"
 
 
-def number(value: Any) -> Any:
+def pythons_number(value: Any) -> Any:
     """``value``, as an ``int`` or a ``float`` if it is another kind of real number."""
     if not isinstance(value, Real) or type(value) in PYTHONS_OWN:
         return value
@@ -119,7 +119,7 @@ def number(value: Any) -> Any:
 
 def _told(value: Any, depth: int) -> Any:
     """``value`` in the types of JSON; of an object that is not plain data, the class alone."""
-    value = number(value)
+    value = pythons_number(value)
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, torch.dtype):

@@ -20,7 +20,7 @@ from polarstep.optim.groups import NAMELESS, PER_PARAMETER, Group
 from polarstep.optim.options import check_ours
 from polarstep.optim.routing.anatomy import unwrapped
 
-__all__ = ["check_names", "check_sizes", "mixed", "named_in_order", "regroup"]
+__all__ = ["check_order", "check_sizes", "mixed", "named_in_order", "regroup"]
 
 # The names that add_param_group makes up for parameters without names: they say no more than the order.
 MADE_UP = re.compile(rf"{NAMELESS}\d+(-\d+)?")
@@ -126,7 +126,7 @@ def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
     )
 
 
-def check_names(groups: Sequence[Group], saved: Sequence[Group]) -> None:
+def check_order(groups: Sequence[Group], saved: Sequence[Group]) -> None:
     """Raise if names contradict the order, by which torch matches the parameters.
 
     A parameter without a name, or with a name that was made up for it, fits any other. Without a name in

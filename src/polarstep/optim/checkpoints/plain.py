@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from polarstep.optim.checkpoints.described import described, differs, number, path_of
+from polarstep.optim.checkpoints.described import described, differs, path_of, pythons_number
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Finder, PolarMap
@@ -59,9 +59,9 @@ def encoded(value: Any) -> Any:
     Numbers of NumPy, as from ``numpy.logspace``, become Python's: ``torch.load`` refuses NumPy's.
     """
     if isinstance(value, tuple | list):
-        numbers = [number(each) for each in value]
+        numbers = [pythons_number(each) for each in value]
         return value if all(map(operator.is_, numbers, value)) else type(value)(numbers)
-    value = number(value)
+    value = pythons_number(value)
     if isinstance(value, (*KINDS, torch.dtype)) or callable(value):
         return json.dumps(_packed(value), ensure_ascii=False)
     return value
@@ -102,7 +102,7 @@ def _go_on(option: str) -> str:
 
 def _packed(value: Any) -> Any:
     """``value`` in the types of JSON."""
-    value = number(value)
+    value = pythons_number(value)
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).removeprefix("torch.")}
     if isinstance(value, KINDS):

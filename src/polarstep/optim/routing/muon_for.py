@@ -22,7 +22,7 @@ from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import Elementwise, meant
 from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Nonfinite, Rounding
-from polarstep.optim.misnamed import check_names, with_known_names
+from polarstep.optim.misnamed import check_arguments, with_known_names
 from polarstep.optim.muon import Muon
 from polarstep.optim.routing.anatomy import Site, dissect
 from polarstep.optim.routing.choices import Choices, Routed, check_shaped, grouped
@@ -58,7 +58,7 @@ def _model_may_follow(build: Callable[P, Muon]) -> _ModelMayFollow[P]:
     def call(*args: Any, **options: Any) -> Any:
         if args or "model" in options:
             return checked(*args, **options)
-        check_names(build.__name__, options, known)
+        check_arguments(build.__name__, options, known)
         return partial(checked, **options)
 
     return call

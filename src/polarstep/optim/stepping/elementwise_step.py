@@ -12,7 +12,7 @@ from polarstep.distributed.layout import is_sharded, local
 from polarstep.optim.elementwise import SGD, AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.stepping.collect import State, Work, in_parts, momentum_dtype
-from polarstep.optim.stepping.low_precision import is_compensated, put, rounding_error
+from polarstep.optim.stepping.low_precision import is_compensated, put_compensated, rounding_error
 
 __all__ = ["check_buffers", "first_state", "prepare_elementwise", "step_elementwise"]
 
@@ -202,7 +202,7 @@ def _step_in_float32(work: Work, index: int, state: State) -> None:
     if R is None:
         X.copy_(x)
     else:
-        put(x, X, R)
+        put_compensated(x, X, R)
     for key, each in kept.items():
         if each is not wide[key]:
             each.copy_(wide[key])

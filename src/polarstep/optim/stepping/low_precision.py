@@ -35,7 +35,7 @@ __all__ = [
     "is_compensated",
     "keep_momentum",
     "momentum_of",
-    "put",
+    "put_compensated",
     "rounding_error",
     "scale_as_sharded",
     "stored_dtype",
@@ -64,10 +64,10 @@ def add_compensated(X: Tensor, R: Tensor, T: Tensor, size: Any, remains: Any) ->
     """``X + R ← remains·(X + R) + size·T``, computed in float32."""
     x = (X.float() + R).mul_(remains)
     x = torch.add(x, T.float(), alpha=size) if not isinstance(size, Tensor) else x + size * T
-    put(x, X, R)
+    put_compensated(x, X, R)
 
 
-def put(x: Tensor, X: Tensor, R: Tensor) -> None:
+def put_compensated(x: Tensor, X: Tensor, R: Tensor) -> None:
     """Keep ``x`` as the sum of ``X`` and ``R``; where it is their sum already, both stay.
 
     R may be half the distance from X to the next number Y. X + R lies midway then, and a step that

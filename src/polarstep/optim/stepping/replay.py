@@ -27,8 +27,8 @@ from polarstep.optim.stepping.by_tables import (
 )
 from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
 from polarstep.optim.stepping.replay_plan import (
-    Plan,
-    Run,
+    ReplayPlan,
+    TableRun,
     fill_tables,
     goes_on,
     gradients,
@@ -59,8 +59,8 @@ class ReplayedStep:
     """The plans of an optimizer's steps, kept from step to step."""
 
     def __init__(self) -> None:
-        self._plan = Plan((), [], [], [], [])  # of the last step
-        self._others: list[Plan] = []  # earlier plans that may come again, the latest first
+        self._plan = ReplayPlan((), [], [], [], [])  # of the last step
+        self._others: list[ReplayPlan] = []  # earlier plans that may come again, the latest first
         self._made: deque[Any] = deque(maxlen=MOST_PLANS)  # the keys of the last plans made
         self._steps = 0
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
@@ -85,7 +85,7 @@ class ReplayedStep:
         return {id(works[w].params[i]) for w, indices in enumerate(plan.fused) for i in indices}
 
     def _run(
-        self, plan: Plan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
+        self, plan: ReplayPlan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
     ) -> None:
         grads, lying = gradients(plan, works)
         fill_tables(plan, lying)
@@ -110,7 +110,7 @@ class ReplayedStep:
             plan.carried = plan.carried_in(state)
         del grads  # copies among them had to live until all was launched
 
-    def _launch(self, plan: Plan, device: torch.device) -> None:
+    def _launch(self, plan: ReplayPlan, device: torch.device) -> None:
         """Launch the buckets on one device, on a GPU side by side.
 
         The small products of one bucket do not fill a GPU; a few buckets at a time do better.
@@ -132,7 +132,7 @@ class ReplayedStep:
         for stream in streams:
             here.wait_stream(stream)
 
-    def _graph_beside(self, plan: Plan) -> torch.cuda.CUDAGraph | None:
+    def _graph_beside(self, plan: ReplayPlan) -> torch.cuda.CUDAGraph | None:
         """A graph of another plan on the same GPU. Two plans never run at once and can share memory."""
         if len(plan.devices) != 1:
             return None
@@ -147,7 +147,7 @@ class ReplayedStep:
             self._streams_of[device] = streams
         return self._streams_of[device]
 
-    def _plan_for(self, works: list[Work], state: State) -> Plan:
+    def _plan_for(self, works: list[Work], state: State) -> ReplayPlan:
         can_read = [_can_read(work) for work in works]
         key: tuple[Any, ...] = ()
         if any(True in each for each in can_read):
@@ -171,7 +171,7 @@ class ReplayedStep:
         self._keep(plan)
         return plan
 
-    def _keep(self, plan: Plan) -> None:
+    def _keep(self, plan: ReplayPlan) -> None:
         """Take ``plan`` for this step; drop others that have not come again, or not for a while."""
         others = [self._plan, *self._others] if plan is not self._plan else self._others
         self._others = [
@@ -186,7 +186,7 @@ class ReplayedStep:
 
     def _planned(
         self, key: tuple[Any, ...], works: list[Work], can_read: list[list[bool]], state: State
-    ) -> Plan:
+    ) -> ReplayPlan:
         fused, params, members = [], [], []
         for work, can in zip(works, can_read, strict=True):
             fused.append(
@@ -201,10 +201,10 @@ class ReplayedStep:
                 params.append(work.params[i])
                 members += list(members_of(lasting, i, state))
         if not members:
-            return Plan(key, fused, [], [], [])
+            return ReplayPlan(key, fused, [], [], [])
         # A plan that may come again needs its buckets: their tables have its parameters.
         free = {} if self._plan.comes_again else self._plan.buckets
-        plan = Plan(key, fused, [], [], params)
+        plan = ReplayPlan(key, fused, [], [], params)
         for place, run, offset in _runs(members, works[0].group["step"], free):
             plan.buckets[place] = run[0]
             plan.runs.append(run)
@@ -229,7 +229,7 @@ def _runs(
     members: list[tuple[Signature, Member]],
     first: int,
     free: dict[tuple[Signature, int], TableBucket],
-) -> Iterator[tuple[tuple[Signature, int], Run, int]]:
+) -> Iterator[tuple[tuple[Signature, int], TableRun, int]]:
     """Each bucket's signature and part, the bucket with its members, and the offset of its step.
 
     Buckets of the same signature in ``free`` are used again.

@@ -23,22 +23,22 @@ from polarstep.optim.stepping.carried import entry, recalled
 from polarstep.optim.stepping.collect import Member, Signature, State, Work
 from polarstep.optim.stepping.low_precision import momentum_of
 
-__all__ = ["Plan", "Run", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
+__all__ = ["ReplayPlan", "TableRun", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
 
 # Options of a group that decide in which bucket its matrices are, or whether kernels can update them.
 OPTIONS = ("polar", "transform", "seed", "nesterov", "fused", "rounding", "momentum_dtype")
 
-Run = tuple[TableBucket, list[Member]]
+TableRun = tuple[TableBucket, list[Member]]
 Shape = tuple[int, int, torch.device]
 
 
 @dataclass
-class Plan:
+class ReplayPlan:
     """The buckets of a step, valid as long as ``key`` is the same, and the captured graphs."""
 
     key: tuple[Any, ...]
     fused: list[list[int]]  # indices of parameters, per work
-    runs: list[Run]
+    runs: list[TableRun]
     offsets: list[int]  # each run's step minus the first work's step
     params: list[Tensor]  # the parameters behind the buckets, in the order of ``fused``
     lying: list[int] = field(default_factory=list)  # addresses of X and C of every parameter
@@ -116,12 +116,12 @@ class Plan:
         """The devices of the buckets."""
         return list({bucket.signature.device: None for bucket, _ in self.runs})
 
-    def runs_on(self, device: torch.device) -> list[Run]:
+    def runs_on(self, device: torch.device) -> list[TableRun]:
         """The buckets on one device."""
         return [run for run in self.runs if run[0].signature.device == device]
 
 
-def still_lies(plan: Plan, state: State) -> bool:
+def still_lies(plan: ReplayPlan, state: State) -> bool:
     """Whether the kernels can work on X and C of every parameter where they lie now; notes where.
 
     The strides of C are compared at every step: a state may be replaced between two steps, and from a
@@ -141,7 +141,7 @@ def still_lies(plan: Plan, state: State) -> bool:
     return True
 
 
-def gradients(plan: Plan, works: list[Work]) -> tuple[list[Tensor], list[int]]:
+def gradients(plan: ReplayPlan, works: list[Work]) -> tuple[list[Tensor], list[int]]:
     """G of every parameter, copied where the kernels cannot read it as it lies, and the addresses.
 
     As a view of a bucket of DDP or FSDP2 a gradient may begin at any entry, and an expression like
@@ -166,7 +166,7 @@ def gradients(plan: Plan, works: list[Work]) -> tuple[list[Tensor], list[int]]:
     return grads, lying
 
 
-def fill_tables(plan: Plan, lying: list[int]) -> None:
+def fill_tables(plan: ReplayPlan, lying: list[int]) -> None:
     """Refill the buckets' tables of addresses and scalars where anything has changed.
 
     The gradients begin at the addresses ``lying``. :func:`still_lies` has noted where X and C begin.
@@ -203,7 +203,7 @@ def fill_tables(plan: Plan, lying: list[int]) -> None:
             bucket.scalars = part
 
 
-def _lasting_rows(plan: Plan) -> list[list[list[int]]]:
+def _lasting_rows(plan: ReplayPlan) -> list[list[list[int]]]:
     """For each bucket the addresses of C and of X, and the entries from row to row, of each matrix."""
     found = []
     for (bucket, members), corners in zip(plan.runs, plan.corners, strict=True):
@@ -215,7 +215,7 @@ def _lasting_rows(plan: Plan) -> list[list[list[int]]]:
 
 
 def _tabulated(
-    plan: Plan,
+    plan: ReplayPlan,
     rows_of: Callable[[TableBucket, list[Member]], Sequence[Sequence[float]]],
     dtype: torch.dtype,
 ) -> Iterator[tuple[TableBucket, Tensor]]:
@@ -261,7 +261,7 @@ def key_of(work: Work, first: Work, readable: list[bool]) -> tuple[Any, ...]:
     )
 
 
-def goes_on(plan: Plan, state: State) -> bool:
+def goes_on(plan: ReplayPlan, state: State) -> bool:
     """Whether ``state`` has carries for exactly the buckets that were planned to resume.
 
     Also notes whether they are the tensors that the last step left.

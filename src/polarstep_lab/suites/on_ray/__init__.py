@@ -20,7 +20,7 @@ from polarstep_lab.suites.parallel import Event
 from polarstep_lab.suites.suite import PlannedRun
 
 if TYPE_CHECKING:
-    from polarstep_lab.tune import Objective, Progress, StudySpec
+    from polarstep_lab.tune import Objective, StudyProgress, StudySpec
 
 __all__ = ["OnRay"]
 
@@ -49,8 +49,8 @@ class OnRay:
         spec: StudySpec,
         objective: Objective,
         trials: int,
-        on_progress: Callable[[Progress], object],
-    ) -> Progress:
+        on_progress: Callable[[StudyProgress], object],
+    ) -> StudyProgress:
         """Bring the study to ``trials`` trials; workers train, and the study stays here."""
         from polarstep_lab.suites.on_ray.trials import Trials  # Optuna takes a second to import
         from polarstep_lab.tune import tune

@@ -16,15 +16,15 @@ from pathlib import Path
 from polarstep_lab.storage import write_atomically
 from polarstep_lab.suites.on_ray.conversation import Talk
 from polarstep_lab.suites.parallel import Event, Messenger, outcome
-from polarstep_lab.suites.sending import packed, unpack
+from polarstep_lab.suites.sending import archived, unpack
 from polarstep_lab.suites.suite import PlannedRun
 from polarstep_lab.training.train import StopTraining
 
-__all__ = ["Apart", "Head", "Refusal", "Returned", "Training"]
+__all__ = ["Apart", "HeadFiles", "Refused", "Returned", "Training"]
 
 
 @dataclass(frozen=True)
-class Head:
+class HeadFiles:
     """How a worker recognizes the head's file system: a file with a content of its own."""
 
     path: Path
@@ -33,7 +33,7 @@ class Head:
     """The working directory of the head, to which paths of data are relative."""
 
     @classmethod
-    def below(cls, folder: Path) -> Head:
+    def below(cls, folder: Path) -> HeadFiles:
         """Write the file into ``folder``."""
         folder.mkdir(parents=True, exist_ok=True)
         content = uuid.uuid4().hex
@@ -55,7 +55,7 @@ class Apart:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Refused:
     """The head's answer if nothing may be written into the run directory."""
 
     reason: str
@@ -75,7 +75,7 @@ class Training:
 
     run: PlannedRun
     force: bool
-    head: Head
+    head: HeadFiles
 
     def __call__(self, talk: Talk) -> Returned:
         """Train, in the run directory or in a folder of the worker's own."""
@@ -85,12 +85,12 @@ class Training:
         with tempfile.TemporaryDirectory(prefix="polarstep-run-") as folder:
             directory = Path(folder) / "run"
             sent = talk.ask(Apart())
-            if isinstance(sent, Refusal):
+            if isinstance(sent, Refused):
                 return Returned(Event(self.run.label, error=sent.reason))
             if sent is not None:
                 unpack(sent, directory)
             event = self._train(directory, talk, force=False)
-            return Returned(event, packed(directory) if directory.exists() else None)
+            return Returned(event, archived(directory) if directory.exists() else None)
 
     def _train(self, directory: Path, talk: Talk, force: bool) -> Event:
         """Train as a worker process at home does; the last event says how the run ended."""

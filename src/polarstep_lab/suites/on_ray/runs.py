@@ -13,9 +13,9 @@ from polarstep_lab.records.directory import check_directory, claim_directory, st
 from polarstep_lab.records.lock import RunLock
 from polarstep_lab.suites.on_ray.cluster import ATTEMPTS, Cluster, cause
 from polarstep_lab.suites.on_ray.conversation import Said
-from polarstep_lab.suites.on_ray.run_job import Apart, Head, Refusal, Returned, Training
+from polarstep_lab.suites.on_ray.run_job import Apart, HeadFiles, Refused, Returned, Training
 from polarstep_lab.suites.parallel import EXPLAINED, Event
-from polarstep_lab.suites.sending import packed, unpack
+from polarstep_lab.suites.sending import archived, unpack
 from polarstep_lab.suites.suite import PlannedRun
 
 __all__ = ["make"]
@@ -41,7 +41,7 @@ def make(cluster: Cluster, runs: Sequence[PlannedRun], force: bool) -> Iterator[
     if not runs:
         return
     runs = [_absolute(run) for run in runs]
-    head = Head.below(Path(os.path.commonpath([run.directory.parent for run in runs])))
+    head = HeadFiles.below(Path(os.path.commonpath([run.directory.parent for run in runs])))
     waiting = list(reversed(runs))
     under_way: dict[Any, _Conversation] = {}
 
@@ -124,7 +124,7 @@ def _heard(said: Said, talk: _Conversation) -> tuple[Any, list[Event]]:
         try:
             return _lent(talk, notices), notices
         except (*EXPLAINED, OSError) as error:
-            return Refusal(str(error)), notices
+            return Refused(str(error)), notices
     # The first step comes after the worker has replaced the run that was there.
     talk.force = talk.force and not said.what.steps
     return None, [said.what]
@@ -144,7 +144,7 @@ def _lent(talk: _Conversation, notices: list[Event]) -> bytes | None:
         )
         talk.force = False
         return None
-    return None if state_of(run.directory) == "empty" else packed(run.directory)
+    return None if state_of(run.directory) == "empty" else archived(run.directory)
 
 
 def _concluded(said: Said, talk: _Conversation) -> Event:
