@@ -1,4 +1,4 @@
-"""Means over seeds, how far two of them are apart, and how numbers are written.
+"""Means over seeds, and how far two of them are apart.
 
 Intervals are 95% t-intervals: over three seeds they reach 4.3 standard errors to either side, not two.
 """
@@ -7,26 +7,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from polarstep_lab.wording import plural
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = [
-    "MISSING",
-    "Difference",
-    "Estimate",
-    "in_digits",
-    "joined",
-    "listed",
-    "paired",
-    "plural",
-    "student",
-]  # fmt: skip
-
-MISSING = "—"
+__all__ = ["Difference", "Estimate", "paired", "student"]
 
 
 def student(freedom: float) -> float:
@@ -152,36 +142,6 @@ def paired(ours: pd.Series, theirs: pd.Series) -> Difference | None:
     return found.from_zero if found else None
 
 
-def in_digits(value: float | None, digits: int = 4) -> str:
-    """``value`` with about ``digits`` significant digits, without an exponent from 1e-4 up to a million.
-
-    >>> in_digits(2135.7551), in_digits(0.0118), in_digits(3.0), in_digits(None)
-    ('2136', '0.01180', '3.000', '—')
-    >>> in_digits(0.0), in_digits(123456.7), in_digits(9.99996), in_digits(1.23456e-5), in_digits(2e6)
-    ('0.000', '123457', '10.00', '1.235e-05', '2.000e+06')
-    """
-    if value is None or value != value:
-        return MISSING
-    if 10**digits <= abs(value) < 1e6:
-        return f"{value:.0f}"
-    return f"{value:#.{digits}g}".removesuffix(".")
-
-
 def _with_spread(value: float, spread: float | None, decimals: int) -> str:
     shown = f"{value:.{decimals}f}"
     return shown if spread is None else f"{shown} ± {spread:.{decimals}f}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """``A``, ``A and B``, ``A, B and C``."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 seed``, ``2 seeds``."""
-    return f"{count} {noun}{'s' * (count != 1)}"
-
-
-def joined(*sentences: str) -> str:
-    """The sentences that are not empty, as one paragraph."""
-    return " ".join(filter(None, sentences))

@@ -69,9 +69,9 @@ def _introduction(runs: int) -> str:
 
 def _results(folder: Path) -> Table:
     """The results in the order of Table 2, the best in bold."""
-    from polarstep_lab.estimates import MISSING, in_digits
     from polarstep_lab.report.grouping import sections_of
     from polarstep_lab.report.runs import collect_runs
+    from polarstep_lab.wording import MISSING, in_digits
 
     (section, *_), _ = sections_of(collect_runs([folder]))
     best = section.best(section.rows)

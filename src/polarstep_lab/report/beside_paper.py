@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from polarstep_lab.estimates import MISSING, in_digits, joined, plural
 from polarstep_lab.methods import find_method
 from polarstep_lab.paper import Published, PublishedTable
 from polarstep_lab.records.settings import settings_in
@@ -22,6 +21,7 @@ from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.grouping import in_table_2
 from polarstep_lab.report.reasons import Reason, reasons
 from polarstep_lab.report.rows import Row, Section
+from polarstep_lab.wording import MISSING, in_digits, joined, plural
 
 __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 

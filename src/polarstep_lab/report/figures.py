@@ -16,9 +16,10 @@ from matplotlib.axes import Axes
 
 from polarstep_lab.drawing.palette import Look
 from polarstep_lab.drawing.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
-from polarstep_lab.estimates import Estimate, listed
+from polarstep_lab.estimates import Estimate
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.rows import Row, Section
+from polarstep_lab.wording import listed
 
 __all__ = ["Curve", "cost_figure", "curve_of", "trajectory_figure", "zoom"]
 

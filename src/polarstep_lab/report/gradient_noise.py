@@ -18,10 +18,10 @@ from matplotlib.ticker import FixedLocator, NullFormatter
 
 from polarstep_lab.drawing.palette import CHROME, Look, ordinal_looks
 from polarstep_lab.drawing.panels import ALARM, Drawing, Panel, Series
-from polarstep_lab.estimates import MISSING, in_digits
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
+from polarstep_lab.wording import MISSING, in_digits
 
 __all__ = ["noise_blocks", "noise_figure", "noise_table"]
 

@@ -17,10 +17,10 @@ from matplotlib.axes import Axes
 from polarstep.theory.bounds.polar import COVERED
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
 from polarstep_lab.drawing.panels import Drawing, Panel, Series
-from polarstep_lab.estimates import MISSING, in_digits
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
+from polarstep_lab.wording import MISSING, in_digits
 
 __all__ = ["gamma_blocks", "gamma_figure", "gamma_of", "gamma_table"]
 

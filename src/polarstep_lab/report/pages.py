@@ -19,11 +19,11 @@ from markupsafe import Markup
 
 from polarstep_lab.drawing.palette import ALL_LOOKS
 from polarstep_lab.drawing.panels import Drawing
-from polarstep_lab.estimates import plural
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.content import brief_blocks
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.runs import STATUSES, Runs
+from polarstep_lab.wording import plural
 
 __all__ = ["brief_lines", "escaped", "html_page", "markdown_page"]
 

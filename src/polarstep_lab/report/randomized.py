@@ -15,11 +15,12 @@ import pandas as pd
 
 from polarstep_lab.ablations import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
-from polarstep_lab.estimates import MISSING, Difference, Estimate, in_digits, joined, listed
+from polarstep_lab.estimates import Difference, Estimate
 from polarstep_lab.paper import METHODS
 from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.report.tables import difference_cells
+from polarstep_lab.wording import MISSING, in_digits, joined, listed
 
 __all__ = ["Pair", "pairs_of", "randomized_blocks", "randomized_table", "verdict"]
 

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from polarstep_lab.estimates import plural
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE, split_path
 from polarstep_lab.records.record import UNREADABLE, RunIdentity, RunRecord, find_runs
 from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
 from polarstep_lab.report.data_read import reads_of
+from polarstep_lab.wording import plural
 
 __all__ = [
     "METRICS",

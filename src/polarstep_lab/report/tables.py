@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
-from polarstep_lab.estimates import MISSING, Difference, in_digits, joined, listed, plural
+from polarstep_lab.estimates import Difference
 from polarstep_lab.paper import ABLATIONS_SOURCE, Published
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.figures import cost_figure, trajectory_figure
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
+from polarstep_lab.wording import MISSING, in_digits, joined, listed, plural
 
 __all__ = ["ablation_blocks", "comparison_blocks", "difference_cells", "runs_csv", "summary_csv"]
 

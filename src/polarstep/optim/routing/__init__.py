@@ -8,8 +8,8 @@
 * :mod:`~polarstep.optim.routing.overrides`: the caller's exceptions;
 * :mod:`~polarstep.optim.routing.choices`: all of it as parameter groups;
 * :mod:`~polarstep.optim.routing.muon_for`: one optimizer for a whole model;
-* :mod:`~polarstep.optim.routing.routes` and :mod:`~polarstep.optim.routing.route_table`: what was
-  decided, as data and as text;
+* :mod:`~polarstep.optim.routing.route`, :mod:`~polarstep.optim.routing.routes` and
+  :mod:`~polarstep.optim.routing.route_table`: what was decided, as a row, all rows and text;
 * :mod:`~polarstep.optim.routing.following`: new parameters that the model has in place of old ones;
 * :mod:`~polarstep.optim.routing.known_model`: what the optimizer knows of the model afterwards.
 """

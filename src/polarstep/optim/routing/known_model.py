@@ -18,7 +18,8 @@ from polarstep.optim.elementwise_rule import Elementwise
 from polarstep.optim.groups import Group
 from polarstep.optim.routing.choices import Choices
 from polarstep.optim.routing.following import Places
-from polarstep.optim.routing.routes import Route, not_added
+from polarstep.optim.routing.route import Route
+from polarstep.optim.routing.routes import not_added
 
 __all__ = ["KnownModel"]
 

@@ -29,7 +29,8 @@ from polarstep.optim.routing.choices import Choices, Routed, check_shaped, group
 from polarstep.optim.routing.following import Places
 from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
-from polarstep.optim.routing.routes import Route, left_out
+from polarstep.optim.routing.route import Route
+from polarstep.optim.routing.routes import left_out
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import PolarMap

@@ -11,10 +11,8 @@ import shutil
 import sys
 from collections.abc import Sequence
 from itertools import product, zip_longest
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from polarstep.optim.routing.routes import Route
+from polarstep.optim.routing.route import Route
 
 __all__ = ["WIDTH", "printed", "terminal_width"]
 

@@ -28,6 +28,7 @@ from polarstep.optim.groups import (
     scale_of,
     view_of,
 )
+from polarstep.optim.routing.route import Route
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
 from polarstep.optim.stepping.by_tables import can_tabulate
 from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
@@ -35,29 +36,6 @@ from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 __all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
 
 NOBODY = "left out"
-
-
-@dataclass(frozen=True)
-class Route:
-    """One parameter: what it is, which algorithm updates it, how, and why."""
-
-    name: str
-    shape: tuple[int, ...]
-    matrix: str
-    """The matrices as Muon reads them; the plain shape for other algorithms."""
-    algorithm: str
-    """``"Muon"``, ``"AdamW"``, the class of another rule, or ``"left out"``."""
-    lr: float | None
-    factors: tuple[float, ...]
-    """What Muon multiplies ``lr`` by, for each kind of matrix in the parameter."""
-    polar: str
-    """The polar map on this shape; ``"–"`` where there is none."""
-    role: str | None
-    why: str
-    group: int | None
-    """The index of its group in ``optimizer.param_groups``."""
-    parameters: int
-    """The number of entries."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,24 +100,11 @@ def routes_of(
             matrix, polar = _shape(p), "–"
             factors: tuple[float, ...] = ()
             if group["algorithm"] == "muon":
-                view = view_of(group, p, name)
+                view, scale = view_of(group, p, name), scale_of(group, p.device)
                 matrix = str(view)
-                shapes = dict.fromkeys((m, n) for _, m, n in view.shapes)
-                scale = scale_of(group, p.device)
+                shapes = list(dict.fromkeys((m, n) for _, m, n in view.shapes))
                 factors = tuple(dict.fromkeys(scale(m, n) for m, n in shapes))
-                told = (group["polar"].describe(m, n, p.device) for m, n in shapes)
-                polar = "; ".join(dict.fromkeys(told))
-                if group["transform"] is not None:
-                    polar += f", {group['transform'].describe()}"
-                choice = choice_of(group, p)
-                alone = choice is None or choice.plan == "local"
-                if alone and can_tabulate(group, p if choice is None else local(p).detach()):
-                    polar += ", fused"
-                if choice is not None and choice.plan in BY_OWNERS and can_replay(group, p.device):
-                    polar += ", map as a CUDA graph"
-                polar += _precision(group, p)
-                if choice is not None:
-                    polar += f"; {choice}"
+                polar = _polar(group, p, shapes, choice_of(group, p))
             rows.append(
                 Route(
                     name=name,
@@ -179,6 +144,22 @@ def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ..
         for row in rows
         if nameless[row.shape] < waiting[row.shape]
     )
+
+
+def _polar(
+    group: Group, p: Tensor, shapes: Sequence[tuple[int, int]], choice: Choice | None
+) -> str:
+    """The polar maps of Muon's matrices in ``p``, how they run, and how ranks share them."""
+    told = "; ".join(dict.fromkeys(group["polar"].describe(m, n, p.device) for m, n in shapes))
+    if group["transform"] is not None:
+        told += f", {group['transform'].describe()}"
+    alone = choice is None or choice.plan == "local"
+    if alone and can_tabulate(group, p if choice is None else local(p).detach()):
+        told += ", fused"
+    if choice is not None and choice.plan in BY_OWNERS and can_replay(group, p.device):
+        told += ", map as a CUDA graph"
+    told += _precision(group, p)
+    return told if choice is None else f"{told}; {choice}"
 
 
 def _precision(group: Group, p: Tensor) -> str:
