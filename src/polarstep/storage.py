@@ -126,7 +126,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise StorageError(f"{path}, line {number}, is not valid JSON: {error}") from error
+            raise StorageError(
+                f"{path}, line {number}, is not valid JSON: {error}; restore the file, or delete that "
+                "line"
+            ) from error
         if not isinstance(row, dict):
             found = line[:40].decode(errors="replace")
             raise StorageError(

@@ -82,7 +82,7 @@ def _key(group: Any, key: str, name: str) -> Any:
     """The name or the index of a setting within its group, whose own name is ``name``."""
     path = f"{name}.{key}" if name else key
     if not isinstance(group, dict | list):
-        raise ConfigError(f"no setting {path}: {name} is the value {group!r}")
+        raise ConfigError(f"no setting {path}: {name} is the value {group!r}; set {name} itself")
     known = {str(k): k for k in (group if isinstance(group, dict) else range(len(group)))}
     if key not in known:
         raise ConfigError(f"no setting {path}: {hint(key, known)}there is {', '.join(known)}")

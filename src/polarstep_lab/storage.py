@@ -73,9 +73,11 @@ def read_json(path: Path) -> Any:
         text = path.read_text(encoding="utf-8")
         return json.loads(text, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
-        raise StorageError(f"{path} does not exist") from None
+        raise StorageError(f"{path} does not exist: give the path of another file") from None
     except (ValueError, RecursionError) as error:
-        raise StorageError(f"{path} is not valid JSON: {error}") from error
+        raise StorageError(
+            f"{path} is not valid JSON: {error}; restore or mend the file"
+        ) from error
 
 
 def _finite(number: str) -> float:

@@ -185,7 +185,7 @@ def test_bad_calls():
     with pytest.raises(TypeError, match="params is a Parameter: expected parameters or groups"):
         Muon(W)
     optimizer = Muon([W])
-    with pytest.raises(TypeError, match="a parameter group is a dict, got list"):
+    with pytest.raises(TypeError, match=r'group is a list: expected a dict, as \{"params"'):
         optimizer.add_param_group([W])
     with pytest.raises(ValueError, match=r"^group 1, parameter 0 is in another group .* leave it"):
         optimizer.add_param_group({"params": [W]})

@@ -331,7 +331,7 @@ def test_full_alignment_within_rounding_of_rank_one(solver):
         (torch.zeros(3, 3, dtype=torch.complex64), TypeError, "torch.complex64"),
         (torch.zeros(3, 3).to(torch.float8_e4m3fn), TypeError, "16 bits, got torch.float8_e4m3fn"),
         (torch.zeros(3, 3).to_sparse(), TypeError, r"sparse.*to_dense"),
-        ([[1.0]], TypeError, "got list"),
+        ([[1.0]], TypeError, "M is a list: expected a tensor"),
     ],
     ids=["vector", "integers", "complex", "eight bits", "sparse", "list"],
 )

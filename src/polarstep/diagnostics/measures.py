@@ -108,7 +108,10 @@ def update_ratio(update: Tensor, weight: Tensor) -> Tensor:
 def _check_matrices(name: str, X: Tensor) -> None:
     """Raise if ``X``, the argument called ``name``, is not a tensor of real matrices."""
     if not isinstance(X, Tensor):
-        raise TypeError(f"{name} is a {type(X).__name__}: expected a tensor (..., m, n)")
+        raise TypeError(
+            f"{name} is a {type(X).__name__}: expected a tensor (..., m, n), as torch.as_tensor({name}) "
+            "makes one of an array, or torch.stack of a list of matrices"
+        )
     if not X.is_floating_point():
         raise TypeError(
             f"{name} is {X.dtype}: expected real floating-point matrices; call {name}.float()"
@@ -119,7 +122,8 @@ def _check_matrices(name: str, X: Tensor) -> None:
         )
     if X.is_meta:
         raise TypeError(
-            f"{name} is on the meta device, which holds no numbers: expected its values"
+            f"{name} is on the meta device, which holds no numbers: expected its values; give the model "
+            'memory and weights first, as by model.to_empty(device="cpu") and load_state_dict'
         )
     if X.ndim < 2:
         raise ValueError(

@@ -82,7 +82,10 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
                 "parameter made outside; build the model outside, or take copy.deepcopy of it there"
             )
         if p.layout != torch.strided:
-            raise TypeError(f"{name} has layout {p.layout}: expected a dense (strided) parameter")
+            raise TypeError(
+                f"{name} has layout {p.layout}: expected a dense (strided) parameter, as "
+                "torch.nn.Parameter(p.to_dense())"
+            )
         if p.numel() and any(
             step == 0 and size > 1 for size, step in zip(p.shape, p.stride(), strict=True)
         ):

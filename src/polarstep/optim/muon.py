@@ -273,7 +273,10 @@ class Muon(Checkpointed):
         (:mod:`polarstep.optim.added`).
         """
         if not isinstance(param_group, dict):
-            raise TypeError(f"a parameter group is a dict, got {type(param_group).__name__}")
+            raise TypeError(
+                f"the parameter group is a {type(param_group).__name__}: expected a dict, as "
+                '{"params": parameters, "lr": 0.02}'
+            )
         listed = listed_group(param_group)
         groups, known = [listed], dict[int, str]()
         if self._is_made:

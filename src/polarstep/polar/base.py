@@ -343,7 +343,10 @@ def wide(M: Tensor) -> Tensor:
 
 def _check(M: Tensor) -> None:
     if not isinstance(M, Tensor):
-        raise TypeError(f"expected a tensor of shape (..., m, n), got {type(M).__name__}")
+        raise TypeError(
+            f"M is a {type(M).__name__}: expected a tensor of shape (..., m, n), as torch.as_tensor(M) "
+            "makes one of an array"
+        )
     if M.ndim < 2:
         raise ValueError(
             f"expected a tensor of shape (..., m, n), got shape {tuple(M.shape)}; "

@@ -85,7 +85,9 @@ class NewtonSchulz(PolarMap):
                 f"dtype={self.dtype!r}: expected a torch.dtype such as torch.float32, or None"
             )
         if self.dtype is not None and not self.dtype.is_floating_point:
-            raise ValueError(f"dtype={self.dtype}: expected a floating-point dtype, or None")
+            raise ValueError(
+                f"dtype={self.dtype}: expected a floating-point dtype, as torch.float32, or None"
+            )
         if self.dtype is not None and self.dtype.itemsize < 4 and not self._survives_16_bits():
             warnings.warn(
                 f"dtype={self.dtype} with coefficients={self.coefficients!r}: rounding to 16 bits may "
@@ -323,5 +325,7 @@ def _as_delta(value: float) -> float:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TypeError(f"delta={value!r}: {DELTAS}") from error
     if not 0 < delta < float("inf"):
-        raise ValueError(f"delta={delta}: expected a finite number > 0, at least ‖M‖_op")
+        raise ValueError(
+            f'delta={delta}: expected a finite number > 0, at least ‖M‖_op; "frobenius" takes ‖M‖_F'
+        )
     return delta

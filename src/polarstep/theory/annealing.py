@@ -59,7 +59,7 @@ class Trapezoid:
             )
         if not 0 <= self.floor < math.inf:
             raise ValueError(
-                f"floor={self.floor}: expected a factor of the learning rate, 0 or more"
+                f"floor={self.floor}: expected a factor of the learning rate, 0 or more, as 0.1"
             )
 
     def __call__(self, step: int, peak: float = 1.0) -> float:

@@ -55,7 +55,7 @@ class TokenWindows:
 
     def __post_init__(self) -> None:
         if self.length < 1:
-            raise ValueError(f"length={self.length}: a window needs at least one token")
+            raise ValueError(f"length={self.length}: expected at least one token, as 1024")
         if self.count == 0:
             longest = max((len(shard) for shard in self.shards), default=0)
             raise ShardError(

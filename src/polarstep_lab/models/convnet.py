@@ -35,12 +35,16 @@ class ConvNetConfig:
 
     def __post_init__(self) -> None:
         if len(self.widths) != 3 or min(self.widths) < 1:
-            raise ValueError(f"model.widths={self.widths}: expected three positive widths")
+            raise ValueError(
+                f"model.widths={self.widths}: expected three positive widths, as (64, 256, 256)"
+            )
         if not 0 <= self.norm_momentum < 1:
-            raise ValueError(f"model.norm_momentum={self.norm_momentum}: expected 0 ≤ value < 1")
+            raise ValueError(
+                f"model.norm_momentum={self.norm_momentum}: expected 0 ≤ value < 1, as 0.6"
+            )
         if self.whitening_eps <= 0:
             raise ValueError(
-                f"model.whitening_eps={self.whitening_eps}: expected a positive number"
+                f"model.whitening_eps={self.whitening_eps}: expected a positive number, as 5e-4"
             )
 
 

@@ -49,11 +49,15 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads", "context", "mlp_ratio"):
             if getattr(self, name) < 1:
-                raise ValueError(f"model.{name}={getattr(self, name)}: expected at least 1")
+                raise ValueError(
+                    f"model.{name}={getattr(self, name)}: expected at least 1; leave it out for the "
+                    "recipe's own"
+                )
         if self.width % self.heads or self.width // self.heads % 2:
             raise ValueError(
                 f"model.width={self.width} with model.heads={self.heads}: rotary positions need an "
-                f"even width per head, but this one is {self.width / self.heads:g}"
+                f"even width per head, but this one is {self.width / self.heads:g}; give a width that "
+                f"is a multiple of {2 * self.heads}"
             )
         strange = [layer for layer in self.attention_free if not 0 <= layer < self.layers]
         if strange:

@@ -76,5 +76,8 @@ def read_recipe_file(path: Path, method: Method | str | None) -> tuple[str, Meth
     found = find_method(slug)
     asked = find_method(method) if isinstance(method, str) else method
     if asked is not None and asked != found:
-        raise ConfigError(f"{path} is a recipe for {found.slug}, not for {asked.slug}")
+        raise ConfigError(
+            f"{path} is a recipe for {found.slug}, not for {asked.slug}: leave out --method, or give "
+            "the recipe's name in place of the file"
+        )
     return name, found, dict(overrides)

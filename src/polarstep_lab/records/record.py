@@ -101,7 +101,9 @@ class RunIdentity:
             values["config"] = completed(values.get("config"))
             return cls(**values | {"ablation": Ablation(**ablation) if ablation else None})
         except (AttributeError, TypeError) as error:
-            raise StorageError(f"{path} is not the config of a run: {error}") from error
+            raise StorageError(
+                f"{path} is not the config of a run: {error}; restore the file, or leave this run out"
+            ) from error
 
     @property
     def label(self) -> str:
@@ -277,7 +279,10 @@ def read_files(directory: Path) -> dict[str, Any]:
     if inside is not None:
         return read_archived(*inside)
     if not (directory / CONFIG).exists():
-        raise StorageError(f"{directory} is not a run directory: it has no {CONFIG}")
+        raise StorageError(
+            f"{directory} is not a run directory: it has no {CONFIG}; give the folder of a run, as "
+            "`polarstep list` shows them"
+        )
     documents = (directory / name for name in (CONFIG, ENVIRONMENT, RESULT))
     files = {path.name: read_json(path) for path in documents if path.exists()}
     logs = (path for path in sorted(directory.glob("*.jsonl")) if path.name != ARCHIVE)
@@ -301,7 +306,7 @@ def find_runs(
             found.update(run for run in archived_runs(inside[0]) if run.is_relative_to(path))
             continue
         if not path.exists():
-            raise StorageError(f"{path} does not exist")
+            raise StorageError(f"{path} does not exist: give a run, an archive or a folder of runs")
         for folder, names in _folders(path, seen):
             if CONFIG in names and (folder == path or not is_foreign(folder)):
                 found.add(folder)

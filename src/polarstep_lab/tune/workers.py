@@ -81,9 +81,9 @@ def tune(
     trains elsewhere and only waits here; ``stop`` makes it raise KeyboardInterrupt in all threads.
     """
     if trials < 1:
-        raise ConfigError(f"trials={trials}: expected at least 1")
+        raise ConfigError(f"trials={trials}: expected at least 1, the runs of a study")
     if workers < 1:
-        raise ConfigError(f"workers={workers}: expected at least 1")
+        raise ConfigError(f"workers={workers}: expected at least 1, the trials that run at a time")
     worker = _Worker(spec, objective, trials)
     with at_work(spec) as study:
         workers = min(workers, trials - count(study, *DONE))

@@ -166,7 +166,9 @@ def captured_energy_of_sketch(M: Tensor, Omega: Tensor, s: int, h: int = 0) -> T
     a ``ValueError`` is raised.
     """
     if h != int(h):
-        raise ValueError(f"h={h}: the deterministic bound is stated for whole power iterations")
+        raise ValueError(
+            f"h={h}: the deterministic bound is stated for whole power iterations; take h = 0, 1, 2, …"
+        )
     check.power_iterations(h)
     _, sigma, Vh = torch.linalg.svd(M.detach().to(torch.float64), full_matrices=False)
     check.spectrum(sigma)
