@@ -162,7 +162,7 @@ def test_nothing_waits_for_the_device(polar, nonfinite, monkeypatch):
 
 def launches_of_a_step(count: int, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Operations of a step on ``count`` vectors of two sizes, found finite as on a GPU."""
-    monkeypatch.setattr(magnitude, "by_norms", lambda device: True)
+    monkeypatch.setattr(magnitude, "_by_norms", lambda device: True)
     params = [Parameter(torch.ones(5 + i % 2)) for i in range(count)]
     optimizer = Muon([{"params": params, "algorithm": algorithm}], nonfinite="skip")
     for _ in range(2):  # the first step makes the states
@@ -225,7 +225,7 @@ def test_flags_of_many_gradients_are_found_at_once(monkeypatch):
     """In several precisions, empty ones too; a flag is false where an entry is NaN or infinite."""
     ends = []
     for by_norms in (False, True):
-        monkeypatch.setattr(magnitude, "by_norms", lambda device, by_norms=by_norms: by_norms)
+        monkeypatch.setattr(magnitude, "_by_norms", lambda device, by_norms=by_norms: by_norms)
         launches = []
         for repeats in (1, 10):
             params = [

@@ -156,7 +156,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
     monkeypatch, in_order: bool, momentum_dtype: torch.dtype | None, by_norms: bool
 ) -> None:
     """C ← 0 in the matrices whose largest entry is below 1e-6 of their peak, and in no other."""
-    monkeypatch.setattr(magnitude, "by_norms", lambda device: by_norms)
+    monkeypatch.setattr(magnitude, "_by_norms", lambda device: by_norms)
     params = {name: torch.nn.Parameter(torch.zeros(shape)) for name, (shape, _) in VIEWS.items()}
     groups = [{"params": [params[name]]} | options for name, (_, options) in VIEWS.items()]
     optimizer = ps.Muon(groups, momentum=1e-9, momentum_dtype=momentum_dtype)
@@ -192,7 +192,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
 
 def test_many_matrices_take_one_launch_each_and_a_few_for_all(monkeypatch) -> None:
     """Where the host does not know which of them rest, as on a GPU."""
-    monkeypatch.setattr(magnitude, "by_norms", lambda device: True)
+    monkeypatch.setattr(magnitude, "_by_norms", lambda device: True)
     launches = []
     for count in (8, 64):
         shapes = [(24, 32), (32, 24), (3, 8, 8), (8, 4, 3, 3)]

@@ -26,7 +26,7 @@ UNREAD = {"conv_mode": "timm", "use_adjusted_lr": "pytorch_optimizer"}
 
 
 @dataclass(frozen=True)
-class Refusal:
+class _Refusal:
     """An option that changes the steps of a format's Muon and that ours lacks, and what to do."""
 
     option: str
@@ -35,7 +35,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Steps:
+class _Steps:
     """What the options of a format say of a step, in the names of :class:`polarstep.Muon`."""
 
     scales: Mapping[str | None, str]  # our lr_scale by the value of scaled_by
@@ -44,35 +44,35 @@ class Steps:
         False  # whether a group may lack the option scaled_by, which then counts as None
     )
     polar: NewtonSchulz | None = None  # None: by the group's ns_steps and ns_coefficients
-    refusals: tuple[Refusal, ...] = ()
+    refusals: tuple[_Refusal, ...] = ()
 
 
 CUT = (
     "expected matrices that are not cut; make a group with split_sizes=, or give muon_for its splits, "
     "and convert the state alone"
 )
-STEPS: dict[str, Steps] = {
-    "torch": Steps(
+STEPS: dict[str, _Steps] = {
+    "torch": _Steps(
         {None: "spectral", "original": "spectral", "match_rms_adamw": "rms"},
         scaled_by="adjust_lr_fn",
         optional=True,
     ),
-    "keller": Steps({None: "spectral"}),
-    "keller-2024": Steps({None: "spectral"}),
-    "moonlight": Steps({None: "rms"}),
-    "dion": Steps(
+    "keller": _Steps({None: "spectral"}),
+    "keller-2024": _Steps({None: "spectral"}),
+    "moonlight": _Steps({None: "rms"}),
+    "dion": _Steps(
         {"spectral_norm": "fan-ratio", "rms_norm": "rms", None: "none"},
         scaled_by="adjust_lr",
         polar=NewtonSchulz(5, "polar-express"),
         refusals=(
-            Refusal(
+            _Refusal(
                 "cautious_wd",
                 (None, False),
                 "expected plain weight decay, which Muon here has; set weight_decay by hand and convert "
                 "the state alone",
             ),
-            Refusal("num_heads", (None, 1), CUT),
-            Refusal("split_sizes", (None,), CUT),
+            _Refusal("num_heads", (None, 1), CUT),
+            _Refusal("split_sizes", (None,), CUT),
         ),
     ),
 }

@@ -38,7 +38,14 @@ from polarstep.float64 import in_float64
 from polarstep.rng import generator
 from polarstep.theory.tail_index import SMALLEST, TailIndex, growth, hill, stable
 
-__all__ = ["MeanGradient", "NoiseDraws", "draw_noise", "held_still", "mean_gradient"]
+__all__ = [
+    "MeanGradient",
+    "NoiseDraws",
+    "draw_noise",
+    "gaussian_reference",
+    "held_still",
+    "mean_gradient",
+]
 
 MOMENTS = (1.25, 1.5, 1.75, 2.0)
 """Orders p of the moments (E‖ξ‖^p)^{1/p}; the paper's α is in (1, 2]."""

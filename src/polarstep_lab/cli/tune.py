@@ -140,8 +140,8 @@ def _show(found: list[tuple[Path, dict[str, Any]]]) -> None:
     for header in ("method", "loss", "trials", "settings"):
         table.add_column(header, justify="right" if header in ("loss", "trials") else "left")
     for _, best in found:
-        values = ", ".join(f"{key}={value:.5g}" for key, value in best["overrides"].items()
-                           if isinstance(value, float))  # fmt: skip
+        numbers = {key: x for key, x in best["overrides"].items() if isinstance(x, float)}
+        values = ", ".join(f"{key}={value:.5g}" for key, value in numbers.items())
         tuned = best["tuned"]
         name = find_method(best["method"]).name
         table.add_row(name, f"{tuned['val_loss']:.4f}", str(tuned["trials"]), values)

@@ -16,7 +16,7 @@ from torch import Tensor
 from polarstep.rng import generator
 from polarstep_lab.data.transfer import sent_to
 
-__all__ = ["ImageBatches", "Normalizer", "translate"]
+__all__ = ["ImageBatches", "Normalizer", "reflect_pad", "translate"]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,15 @@ from numpy.typing import NDArray
 
 from polarstep_lab.storage import write_atomically
 
-__all__ = ["ShardError", "digest_of", "find_shards", "open_shard", "short_digest", "write_shard"]
+__all__ = [
+    "ShardError",
+    "digest_of",
+    "find_shards",
+    "open_shard",
+    "read_blocks",
+    "short_digest",
+    "write_shard",
+]
 
 MAGIC = 20240520
 VERSION = 1

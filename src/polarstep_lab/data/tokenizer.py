@@ -25,7 +25,17 @@ from polarstep_lab.storage import StorageError, read_json, write_json
 if TYPE_CHECKING:
     import tiktoken
 
-__all__ = ["Characters", "Gpt2", "ShardSummary", "Tokenizer", "VocabularyError", "tokenize_files"]
+__all__ = [
+    "Characters",
+    "Gpt2",
+    "ShardSummary",
+    "Tokenizer",
+    "VocabularyError",
+    "read_documents",
+    "shards_with_prefix",
+    "tokenize_files",
+    "vocab_size_beside",
+]
 
 GPT2_TOKENS = 50257
 END_OF_TEXT = "<|endoftext|>"

@@ -27,6 +27,7 @@ __all__ = [
     "MeshName",
     "RankCost",
     "Share",
+    "Stored",
     "costs",
     "maps_of",
     "mesh_of",

@@ -36,7 +36,7 @@ SketchCost = Callable[[int, int, int], int]
 _POLYAK, _NESTEROV, _UPDATE = 2, 4, 2
 
 
-def full_space(workload: Workload, m: int, n: int) -> dict[str, int]:
+def _full_space(workload: Workload, m: int, n: int) -> dict[str, int]:
     """Newton–Schulz on M itself."""
     return {
         "normalization": formulas.normalization(m, n),
@@ -44,7 +44,7 @@ def full_space(workload: Workload, m: int, n: int) -> dict[str, int]:
     }
 
 
-def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dict[str, int]:
+def _randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dict[str, int]:
     """Algorithms 1 and 2: what is normalized is B, not M, and ℓ is not clipped to min(m, n)."""
     ell = workload.width
     k = min(m, ell)
@@ -55,27 +55,27 @@ def randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> dic
     return {"normalization": formulas.normalization(k, n), **parts}
 
 
-def deflated(workload: Workload, m: int, n: int, *, lifted: bool) -> dict[str, int]:
+def _deflated(workload: Workload, m: int, n: int, *, lifted: bool) -> dict[str, int]:
     """:class:`polarstep.Deflated` with a Gaussian head: Algorithm 1 on the short side, and the rest.
 
     A sketch that is wider than all matrices is no sketch, and full space is charged.
     """
     if not workload.sketched:
-        return full_space(workload, m, n)
+        return _full_space(workload, m, n)
     d0, d1 = min(m, n), max(m, n)
-    head = randomized(workload, d0, d1, sketch=formulas.gaussian_sketch)
+    head = _randomized(workload, d0, d1, sketch=formulas.gaussian_sketch)
     # Degree 17 by three squarings, as NewtonSchulz(1, "flat").
     steps = formulas.newton_schulz(d0, d1, 1, 17, products=3) if lifted else None
     return head | formulas.deflation_parts(d0, d1, steps)
 
 
-def chosen_by_auto(workload: Workload, m: int, n: int) -> dict[str, int]:
+def _chosen_by_auto(workload: Workload, m: int, n: int) -> dict[str, int]:
     """The map that :class:`polarstep.Auto` takes on a GPU, by its own count; ℓ is not the workload's."""
     polar = ps.Auto().on(m, n, torch.device("cuda"))
     return {f"map of auto ({type(polar).__name__})": polar.flops(m, n)}
 
 
-def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
+def _muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
     """The ledger of Muon on the matrices and of its companion on all other parameters."""
     items: Ledger = {"momentum": momentum * workload.muon_parameters}
     for (m, n), count in workload.matrices:
@@ -90,9 +90,9 @@ def muon(workload: Workload, *, momentum: int, polar: PolarCost) -> Ledger:
 
 
 _SKETCHES: dict[str | None, PolarCost] = {
-    None: full_space,
-    "gaussian": partial(randomized, sketch=formulas.gaussian_sketch),
-    "kaczmarz": partial(randomized, sketch=formulas.kaczmarz_sketch),
+    None: _full_space,
+    "gaussian": partial(_randomized, sketch=formulas.gaussian_sketch),
+    "kaczmarz": partial(_randomized, sketch=formulas.kaczmarz_sketch),
 }
 
 
@@ -109,13 +109,13 @@ def muon_ledger(
     is no sketch, and full space is charged. ``polar`` is the cost of a map that is neither.
     """
     polar = polar or _SKETCHES[sketch if workload.sketched else None]
-    return muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
+    return _muon(workload, momentum=_NESTEROV if nesterov else _POLYAK, polar=polar)
 
 
 OURS: dict[str, PolarCost] = {
-    "Deflated Muon (rest scaled)": partial(deflated, lifted=False),
-    "Deflated Muon (one flat step)": partial(deflated, lifted=True),
-    "Auto Muon, on a GPU": chosen_by_auto,
+    "Deflated Muon (rest scaled)": partial(_deflated, lifted=False),
+    "Deflated Muon (one flat step)": partial(_deflated, lifted=True),
+    "Auto Muon, on a GPU": _chosen_by_auto,
 }
 """Rows that are not in Table 2, with Nesterov momentum; two have the workload's (s, p, h, q)."""
 
@@ -132,7 +132,7 @@ TABLE_2: dict[str, dict[str, float]] = {
 def ledger(workload: Workload, method: str) -> Ledger:
     """FLOPs per step of a method of Table 2 or of ours, by item."""
     if method in OURS:
-        return muon(workload, momentum=_NESTEROV, polar=OURS[method])
+        return _muon(workload, momentum=_NESTEROV, polar=OURS[method])
     row = next((row for row in paper.METHODS if row.name == method), None)
     if row is None:
         known = ", ".join(map(repr, (*METHODS, *OURS)))

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from polarstep_lab.models.head_loss import LARGEST_SOFTCAP, head_loss, loss_of_rows, softcapped
 
-__all__ = ["GPT", "GPTConfig"]
+__all__ = ["GPT", "GPTConfig", "Wrap", "rotary_table"]
 
 
 @dataclass(frozen=True)

@@ -61,10 +61,8 @@ def _slopes(axes: Any, rates: Sequence[StudyRow]) -> None:
     alphas = sorted({row.alpha for row in rates})
     fine = np.linspace(max(1.01, alphas[0] - 0.05), 2.0, 100)
     axes.plot(fine, [-rate(a) for a in fine], "-", color="#888888", lw=2, label="−(α−1)/(3α−2)")
-    axes.plot(
-        fine, [-rate(a, knows_alpha=False) for a in fine], ":", color="#888888", lw=2,
-        label="−(α−1)/(2α), α unknown",
-    )  # fmt: skip
+    unknown = [-rate(a, knows_alpha=False) for a in fine]
+    axes.plot(fine, unknown, ":", color="#888888", lw=2, label="−(α−1)/(2α), α unknown")
     kinds = list(dict.fromkeys((row.details["solver"], row.details["momentum"]) for row in rates))
     for place, (solver, momentum) in enumerate(kinds):
         chosen = [
@@ -118,10 +116,8 @@ def _curves(axes: Any, horizons: Sequence[int], rates: Sequence[StudyRow]) -> No
             horizons, line["value_low"], line["value_high"], color=colour, alpha=0.2, lw=0
         )
         anchor = line["values"][-1]
-        axes.loglog(
-            horizons, [anchor * (K / horizons[-1]) ** row.predicted for K in horizons],
-            "--", color=colour, lw=1,
-        )  # fmt: skip
+        promised = [anchor * (K / horizons[-1]) ** row.predicted for K in horizons]
+        axes.loglog(horizons, promised, "--", color=colour, lw=1)
     axes.set_xlabel("horizon K")
     axes.set_ylabel("min over k of E‖∇f(X_k)‖_F")
     axes.set_title(f"{solver}, nesterov (dashed: promised slope)", loc="left", fontsize=10)
@@ -141,10 +137,8 @@ def _tuning(axes: Any, horizons: Sequence[int], rows: Sequence[StudyRow]) -> Non
             horizons, line["value_low"], line["value_high"], color=colour, alpha=0.2, lw=0
         )
         first = line["values"][0]
-        axes.loglog(
-            horizons, [first * (K / horizons[0]) ** row.predicted for K in horizons],
-            "--", color=colour, lw=1,
-        )  # fmt: skip
+        promised = [first * (K / horizons[0]) ** row.predicted for K in horizons]
+        axes.loglog(horizons, promised, "--", color=colour, lw=1)
     axes.set_xlabel("horizon K")
     axes.set_ylabel("average over k of E‖∇f(X_k)‖_F")
     axes.set_title(

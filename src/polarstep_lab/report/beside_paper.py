@@ -75,11 +75,14 @@ def beside_the_paper(section: Section) -> Beside | None:
         "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
         "marks": {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows},
     }
-    summary = _agreement(rows, section) if comparable else (
-        f"Not comparable in digits: the paper's {section.metric.name.lower()} is that of another "
-        f"model on other data ({setting.data}). What can be compared is the order of the methods and "
-        f"the cost of a step relative to {REFERENCE}."
-    )  # fmt: skip
+    if comparable:
+        summary = _agreement(rows, section)
+    else:
+        summary = (
+            f"Not comparable in digits: the paper's {section.metric.name.lower()} is that of another "
+            f"model on other data ({setting.data}). What can be compared is the order of the methods "
+            f"and the cost of a step relative to {REFERENCE}."
+        )
     order, lines = _order(rows, setting, section), pd.DataFrame(columns, index=[*rows])
     return Beside(comparable, summary, order, lines, notes, setting)
 

@@ -33,7 +33,7 @@ from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
 from polarstep_lab.storage import StorageError, write_atomically
 from polarstep_lab.training.ranks import Ranks
 
-__all__ = ["RunProgress", "load_checkpoint", "resume_from", "save_checkpoint"]
+__all__ = ["DamagedCheckpoint", "RunProgress", "load_checkpoint", "resume_from", "save_checkpoint"]
 
 VERSION = 1
 _ENTRIES = {"version": int, "progress": dict, "config": dict, "model": dict, "optimizer": dict}

@@ -25,7 +25,14 @@ from polarstep_lab.peers import Peer, find_peer
 from polarstep_lab.peers.together import beside_adamw
 from polarstep_lab.training.schedule import RunSchedule
 
-__all__ = ["ScheduledOptimizer", "build_optimizer", "build_polar", "cycle_of", "optimizer_gflops"]
+__all__ = [
+    "Peak",
+    "ScheduledOptimizer",
+    "build_optimizer",
+    "build_polar",
+    "cycle_of",
+    "optimizer_gflops",
+]
 
 Model = GPT | ConvNet
 
@@ -163,7 +170,7 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         optimizer.add_param_group(group | asdict(rule))
     if settings.normalize_filters:
         filters = list(optimizer.param_groups[0]["params"])
-        optimizer.register_step_pre_hook(lambda *_: normalize_filters(filters))
+        optimizer.register_step_pre_hook(lambda *_: _normalize_filters(filters))
     return optimizer
 
 
@@ -226,7 +233,7 @@ def _baseline(model: Model, config: RunConfig) -> Optimizer:
 
 
 @torch.no_grad()
-def normalize_filters(filters: list[Tensor]) -> None:
+def _normalize_filters(filters: list[Tensor]) -> None:
     """Rescale each filter bank to Frobenius norm √out, as Airbench's Muon does before its update."""
     # With one norm at a time a GPU would need two launches a filter, a twentieth of a whole step.
     norms = [whole(norm) for norm in torch._foreach_norm(filters)]

@@ -34,7 +34,16 @@ try:
 except ImportError:  # Windows has no flock; there, trials of killed workers are not run again.
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["StudySpec", "at_work", "best_trial", "count", "give_back", "open_study", "reseed"]
+__all__ = [
+    "StudySpec",
+    "at_work",
+    "best_trial",
+    "count",
+    "give_back",
+    "open_study",
+    "opening_values",
+    "reseed",
+]
 
 DONE = (TrialState.COMPLETE, TrialState.PRUNED)
 """States that spent a trial of the budget: a run to its end, or one cut short for being behind."""

@@ -36,6 +36,7 @@ __all__ = [
     "ALIGNMENT",
     "TableBucket",
     "can_tabulate",
+    "has_momentum_like",
     "lies_like",
     "offsets",
     "readable",

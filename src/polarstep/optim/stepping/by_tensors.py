@@ -82,7 +82,7 @@ class PlainStep:
                     target_of(member).begin_gathering()
             if signature not in numbers:
                 numbers = {signature: self.drawn(signature)}
-            matrices = Tensors(part, [target_of(member) for member in part])
+            matrices = _Tensors(part, [target_of(member) for member in part])
             in_place, drawn = is_large(signature, sharded), numbers[signature]
             try:
                 with on_device(signature.device):
@@ -117,7 +117,7 @@ class PlainStep:
 
 def _step(
     signature: Signature,
-    matrices: Tensors,
+    matrices: _Tensors,
     members: list[Member],
     state: State,
     numbers: Tensor | None,
@@ -130,7 +130,7 @@ def _step(
         polar = launch_in_place(signature, matrices, members, hooks)
     else:
         carry = _joined(signature, members, state)
-        draw = Draw(numbers, finite_flags(members), shown=bool(hooks))
+        draw = Draw(numbers, _finite_flags(members), shown=bool(hooks))
         polar, left = launch(signature.polar, matrices, carry, draw)
         _keep(signature, members, state, left)
     if hooks:
@@ -171,7 +171,7 @@ def _gather_carry(of_parameter: dict[str, Any], block: int, polar: PolarMap) -> 
             of_parameter[key] = whole(of_parameter[key])
 
 
-def finite_flags(members: list[Member]) -> Tensor | None:
+def _finite_flags(members: list[Member]) -> Tensor | None:
     """A number per matrix, zero if its gradient is not finite; ``None`` if nothing is skipped."""
     if all(member.work.finite is None for member in members):
         return None
@@ -194,7 +194,7 @@ def _keep(signature: Signature, members: list[Member], state: State, left: Carry
         remember(state[p], member.block, signature.polar, part, p.dtype, finite)
 
 
-class Tensors:
+class _Tensors:
     """G, C and X of the blocks of a bucket, parameter by parameter."""
 
     def __init__(self, members: list[Member], targets: list[Target]) -> None:

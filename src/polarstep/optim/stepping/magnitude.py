@@ -18,7 +18,7 @@ __all__ = ["largest", "largest_of_each"]
 INFINITY = float("inf")
 
 
-def by_norms(device: torch.device) -> bool:
+def _by_norms(device: torch.device) -> bool:
     """Whether norms are the fastest way to the largest magnitudes on ``device``."""
     return device.type == "cuda"
 
@@ -36,7 +36,7 @@ def largest(tensors: Sequence[Tensor]) -> Tensor:
         found = iter(largest(full) if full else ())
         zero = tensors[0].new_zeros(())
         return torch.stack([next(found) if X.numel() > 0 else zero for X in tensors])
-    if by_norms(full[0].device):
+    if _by_norms(full[0].device):
         return torch.stack(torch._foreach_norm(full, ord=INFINITY))
     most, least = (torch.stack([each(X) for X in full]) for each in (torch.amax, torch.amin))
     return torch.maximum(most, -least)
@@ -61,7 +61,7 @@ def largest_of_each(batches: Sequence[Tensor]) -> Tensor:
 def _of_matrices(batch: Tensor) -> Tensor:
     if batch.numel() == 0:
         return batch.new_zeros(len(batch))
-    if by_norms(batch.device):
+    if _by_norms(batch.device):
         found: Tensor = torch.linalg.vector_norm(batch, INFINITY, dim=(-2, -1))
         return found
     return largest_entry(batch).flatten()
