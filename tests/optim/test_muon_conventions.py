@@ -278,10 +278,15 @@ def test_a_pickle_names_the_modules_that_cannot_move():
             return super().find_class(module, name)
 
     Reading(io.BytesIO(pickle.dumps(optimizer))).load()
-    ours = {"muon", "rates", "elementwise", "transforms", "routing.known_model", "routing.routes"}
+    ours = {"muon", "rates", "elementwise", "transforms", "routing.known_model", "routing.route"}
     found = {name.removeprefix("polarstep.optim.") for name in named if "polarstep.optim" in name}
     assert found == ours
     assert all(f"``optim.{name}``" in checkpoints.__doc__ for name in ours)
+
+
+def test_a_route_is_found_where_older_pickles_have_it():
+    older = b"cpolarstep.optim.routing.routes\nRoute\n."
+    assert pickle.loads(older) is type(muon_for(model()).routes[0])
 
 
 @pytest.mark.parametrize("copier", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])

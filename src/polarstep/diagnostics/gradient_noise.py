@@ -139,18 +139,7 @@ def draw_noise(
     running: dict[int, list[Tensor]] = {}
     before: list[Tensor] = []
     for number, i in enumerate(batches, start=1):
-        gradients = _gradient(model, backward, i)
-        if not any(name in gradients for name in names):
-            raise ValueError(
-                f"the model has gradients of {', '.join(list(gradients)[:3])}, …, and mean has those of "
-                f"{', '.join(names[:3])}, …: expected the mean_gradient of the same model"
-            )
-        given = [
-            gradients[name].float() if name in gradients else torch.zeros_like(m)
-            for name, m in mean.values.items()
-        ]
-        noise = list(torch._foreach_mul(given, scale))
-        torch._foreach_sub_(noise, reference)
+        noise = _noise(_gradient(model, backward, i), mean, scale)
         squares.append(_squares(noise))
         along.append(_inner(noise, reference))
         if before:
@@ -333,6 +322,23 @@ def _gradient(model: nn.Module, backward: Backward, i: int) -> dict[str, Tensor]
             "that adds the gradients of batch i, as lambda i: loss(i).backward(), of this model"
         )
     return found
+
+
+def _noise(gradients: dict[str, Tensor], mean: MeanGradient, scale: float) -> list[Tensor]:
+    """ξ = scale·G − ∇f of every parameter in ``mean``; G is zero where a batch has none."""
+    names = tuple(mean.values)
+    if not any(name in gradients for name in names):
+        raise ValueError(
+            f"the model has gradients of {', '.join(list(gradients)[:3])}, …, and mean has those of "
+            f"{', '.join(names[:3])}, …: expected the mean_gradient of the same model"
+        )
+    given = [
+        gradients[name].float() if name in gradients else torch.zeros_like(m)
+        for name, m in mean.values.items()
+    ]
+    noise = list(torch._foreach_mul(given, scale))
+    torch._foreach_sub_(noise, list(mean.values.values()))
+    return noise
 
 
 def _squares(tensors: list[Tensor]) -> Tensor:

@@ -313,28 +313,14 @@ class Split:
             self._advance()
         updates: dict[int, Tensor] = {}
         for member, parts in self._found:
-            target = self._targets[id(member.param)]
             X = local(member.param)
             if X.numel() == 0:
                 continue
-            layout = self._distribution.layout_of(member.param)
-            assert layout is not None
-            pieces = layout.pieces(member.view)
-            assert pieces is not None
             if id(member.param) not in updates:  # contiguous, also where X is in channels_last
                 updates[id(member.param)] = torch.empty_like(
                     X, memory_format=torch.contiguous_format
                 )
-            U = updates[id(member.param)]
-            size = target.sizes()[member.block]
-            several = not target.has_one_block or isinstance(size, Tensor)
-            spread_out = U.view(pieces[layout.me].shape)
-            for part, T in parts:
-                place = spread_out
-                if part is not None:
-                    place = spread_out[part.batch, slice(*part.rows)]
-                T = T.to(U.dtype).view(place.shape)
-                place.copy_(T * size if several else T)
+            self._write(member, parts, updates[id(member.param)])
         ready = []
         for key, U in updates.items():
             target = self._targets[key]
@@ -346,6 +332,23 @@ class Split:
         for target in self._targets.values():
             if target.is_compensated:
                 rounding_error(target.p, self._state[target.p])
+
+    def _write(self, member: Member, parts: list[tuple[Part | None, Tensor]], U: Tensor) -> None:
+        """Write the parts of T of ``member`` into ``U``, the update of this rank's part of X."""
+        target = self._targets[id(member.param)]
+        layout = self._distribution.layout_of(member.param)
+        assert layout is not None
+        pieces = layout.pieces(member.view)
+        assert pieces is not None
+        size = target.sizes()[member.block]
+        several = not target.has_one_block or isinstance(size, Tensor)
+        spread_out = U.view(pieces[layout.me].shape)
+        for part, T in parts:
+            place = spread_out
+            if part is not None:
+                place = spread_out[part.batch, slice(*part.rows)]
+            T = T.to(U.dtype).view(place.shape)
+            place.copy_(T * size if several else T)
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""

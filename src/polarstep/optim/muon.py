@@ -35,6 +35,7 @@ from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.routes import Routes, routes_of
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.stepping.by_tensors import PlainStep
+from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.stepping.replay import ReplayedStep
 from polarstep.optim.stepping.step import PolarHook
@@ -343,13 +344,7 @@ class Muon(Checkpointed):
         return next((p.device for p in params if p.is_cuda), None)
 
     def _update_groups(self) -> None:
-        error: Exception | None = None
-        try:
-            if self._known_model.places is not None:
-                self._known_model.places.follow(self.param_groups, self.state)
-            self._sizes.check(self.param_groups, self.state)
-        except Exception as found:  # all ranks raise it together
-            error = found
+        error = self._error_of_changes()
         # Placeholders are written where there are ranks. While a graph is captured, no values are read.
         may_arrive = has_ranks() and not in_a_graph()
         if may_arrive:
@@ -368,25 +363,7 @@ class Muon(Checkpointed):
         )
         if not spread:
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
-        muon = [work for work in works if work.group["algorithm"] == "muon"]
-        replayed = self._replayed
-        if in_a_graph():
-            check_started(works, self.state)
-            check_draws(muon, self.state)
-            replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
-        others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
-        if not spread:
-            for work in others:
-                prepare_elementwise(work, self.state)
-        update = self._over_ranks.update_shares if spread else self._over_ranks.update_alone
-        update(muon, self.state, replayed, self._plain, hooks)
-        for work in muon:
-            work.group["step"] += 1
-        for work in others:
-            if spread:
-                self._over_ranks.update_elementwise(work, self.state)
-            else:
-                step_elementwise(work, self.state)
+        self._update_works(works, hooks, shared=bool(spread))
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
         increment_version(p for work in works for p in work.params)
@@ -396,6 +373,40 @@ class Muon(Checkpointed):
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.tell_of_failure()
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
+
+    def _error_of_changes(self) -> Exception | None:
+        """What is wrong with parameters that have changed since the last step; all ranks raise it."""
+        try:
+            if self._known_model.places is not None:
+                self._known_model.places.follow(self.param_groups, self.state)
+            self._sizes.check(self.param_groups, self.state)
+        except Exception as found:
+            return found
+        return None
+
+    def _update_works(
+        self, works: list[Work], hooks: tuple[PolarHook, ...], *, shared: bool
+    ) -> None:
+        """Update Muon's matrices, then all other parameters; ``shared``: together with other ranks."""
+        muon = [work for work in works if work.group["algorithm"] == "muon"]
+        others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
+        replayed = self._replayed
+        if in_a_graph():
+            check_started(works, self.state)
+            check_draws(muon, self.state)
+            replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
+        if not shared:
+            for work in others:
+                prepare_elementwise(work, self.state)
+        update = self._over_ranks.update_shares if shared else self._over_ranks.update_alone
+        update(muon, self.state, replayed, self._plain, hooks)
+        for work in muon:
+            work.group["step"] += 1
+        for work in others:
+            if shared:
+                self._over_ranks.update_elementwise(work, self.state)
+            else:
+                step_elementwise(work, self.state)
 
     @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:

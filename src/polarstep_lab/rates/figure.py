@@ -63,44 +63,55 @@ def _slopes(axes: Any, rates: Sequence[StudyRow]) -> None:
     axes.plot(fine, [-rate(a) for a in fine], "-", color="#888888", lw=2, label="−(α−1)/(3α−2)")
     unknown = [-rate(a, knows_alpha=False) for a in fine]
     axes.plot(fine, unknown, ":", color="#888888", lw=2, label="−(α−1)/(2α), α unknown")
-    kinds = list(dict.fromkeys((row.details["solver"], row.details["momentum"]) for row in rates))
-    for place, (solver, momentum) in enumerate(kinds):
-        chosen = [
-            r for r in rates if (r.details["solver"], r.details["momentum"]) == (solver, momentum)
-        ]
+    kinds: dict[tuple[str, str], list[StudyRow]] = {}
+    for row in rates:
+        kinds.setdefault((row.details["solver"], row.details["momentum"]), []).append(row)
+    for place, (kind, rows) in enumerate(kinds.items()):
         shift = 0.012 * (place - (len(kinds) - 1) / 2)
-        lines = [row.fit["minimum"] for row in chosen]
-        slopes = [line["slope"] for line in lines]
-        error = [
-            [line["slope"] - line["low"] for line in lines],
-            [line["high"] - line["slope"] for line in lines],
-        ]
-        axes.errorbar(
-            [row.alpha + shift for row in chosen],
-            slopes,
-            yerr=error,
-            fmt=MARKERS[momentum],
-            color=COLOURS[solver],
-            mfc=COLOURS[solver] if momentum == "nesterov" else "white",
-            ms=5,
-            lw=1,
-            label=f"{solver}, {momentum}",
-        )
-        axes.plot(
-            [row.alpha + shift for row in chosen],
-            [row.fit["average"]["slope"] for row in chosen],
-            "x",
-            color=COLOURS[solver],
-            ms=4,
-            alpha=0.7,
-            label="average over the run" if place == 0 else None,
-        )
+        average = "average over the run" if place == 0 else None
+        _points(axes, [row.alpha + shift for row in rows], kind, rows, average)
     axes.set_xlabel("α, the order of the noise's finite moment")
     axes.set_ylabel("slope of log min E‖∇f‖ against log K")
     axes.set_title("Measured rates (lower is faster; grey: promised)", loc="left", fontsize=10)
     axes.legend(fontsize=7, ncol=2, frameon=False, loc="lower left")
     low, high = axes.get_ylim()
     axes.set_ylim(low - 0.35 * (high - low), high)
+
+
+def _points(
+    axes: Any,
+    x: Sequence[float],
+    kind: tuple[str, str],
+    rows: Sequence[StudyRow],
+    label_of_average: str | None,
+) -> None:
+    """The slopes of one solver and momentum with their intervals, and those of averages as crosses."""
+    solver, momentum = kind
+    lines = [row.fit["minimum"] for row in rows]
+    error = [
+        [line["slope"] - line["low"] for line in lines],
+        [line["high"] - line["slope"] for line in lines],
+    ]
+    axes.errorbar(
+        x,
+        [line["slope"] for line in lines],
+        yerr=error,
+        fmt=MARKERS[momentum],
+        color=COLOURS[solver],
+        mfc=COLOURS[solver] if momentum == "nesterov" else "white",
+        ms=5,
+        lw=1,
+        label=f"{solver}, {momentum}",
+    )
+    axes.plot(
+        x,
+        [row.fit["average"]["slope"] for row in rows],
+        "x",
+        color=COLOURS[solver],
+        ms=4,
+        alpha=0.7,
+        label=label_of_average,
+    )
 
 
 def _curves(axes: Any, horizons: Sequence[int], rates: Sequence[StudyRow]) -> None:
