@@ -27,11 +27,13 @@ __all__ = [
     "positive",
     "positive_each",
     "power_iterations",
+    "share",
     "short_side",
     "sketch_width",
     "spectrum",
     "tail_index",
     "target_rank",
+    "whole",
 ]
 
 
@@ -71,18 +73,28 @@ def horizon(K: int) -> int:
     return int(K)
 
 
+def whole(name: str, value: Any, least: int, expected: str) -> int:
+    """A whole number ≥ ``least``, as a count of steps or a side of a matrix."""
+    if not is_whole(value) or value < least:
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+    return int(value)
+
+
 def at_least_one_step(K: int) -> int:
     """K ≥ 1 steps, for statements with a given η and β."""
-    if not is_whole(K) or K < 1:
-        raise ValueError(f"K={K!r}: expected a whole number of steps, at least 1, as 10_000")
-    return int(K)
+    return whole("K", K, 1, "a whole number of steps, at least 1, as 10_000")
 
 
 def at_least_one_sample(B: int) -> int:
     """B ≥ 1 samples in a mini-batch."""
-    if not is_whole(B) or B < 1:
-        raise ValueError(f"B={B!r}: a mini-batch has a whole number of samples, at least 1")
-    return int(B)
+    return whole("B", B, 1, "a whole number of samples in a mini-batch, at least 1")
+
+
+def share(name: str, value: float, expected: str) -> float:
+    """A probability or a share strictly between 0 and 1."""
+    if not is_scalar(value) or not 0 < value < 1:
+        raise ValueError(f"{name}={value!r}: expected {expected}")
+    return float(value)
 
 
 def momentum(beta: float) -> float:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from polarstep.float64 import in_float64
-from polarstep.theory.checks import is_whole
+from polarstep.theory.checks import is_whole, share
 
 __all__ = ["TailIndex", "growth", "hill", "stable"]
 
@@ -251,6 +251,5 @@ def _clean(samples: Tensor) -> Tensor:
 
 
 def _z_score(confidence: float) -> float:
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence={confidence}: expected a probability such as 0.95")
+    confidence = share("confidence", confidence, "a probability such as 0.95")
     return NormalDist().inv_cdf((1 + confidence) / 2)

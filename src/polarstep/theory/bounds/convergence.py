@@ -323,9 +323,7 @@ def _gamma(gamma: float) -> float:
 
 
 def _short_side(d0: int) -> int:
-    if not check.is_whole(d0) or d0 < 1:
-        raise ValueError(f"d0={d0}: expected min(m, n), a whole number ≥ 1")
-    return int(d0)
+    return check.whole("d0", d0, 1, "min(m, n), a whole number ≥ 1")
 
 
 def _noise_factor(alpha: float, d0: int, nu: float, C_alpha: float) -> float:

@@ -56,15 +56,12 @@ def longest_deflated_step(
     [4.8, 2.4]
     """
     for name, side in (("m", m), ("n", n)):
-        if not check.is_whole(side) or side < 1:
-            raise ValueError(
-                f"{name}={side!r}: expected a whole number of rows or columns, 1 or more"
-            )
-    if not 0 < unseen < 1:
-        raise ValueError(
-            f"unseen={unseen}: expected a share of directions between 0 and 1, as 0.01; no bound holds "
-            "for all directions"
-        )
+        check.whole(name, side, 1, "a whole number of rows or columns, 1 or more")
+    check.share(
+        "unseen",
+        unseen,
+        "a share of directions between 0 and 1, as 0.01; no bound holds for all directions",
+    )
     short, long = sorted((m, n))
     if polynomials:
         best = _quantile(1, unseen ** (1 / SIGNS))

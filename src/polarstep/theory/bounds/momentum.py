@@ -135,6 +135,4 @@ def _averaged_noise(setting: Setting, beta: float) -> float:
 
 
 def _after_the_start(k: int) -> int:
-    if not check.is_whole(k) or k < 1:
-        raise ValueError(f"k={k}: expected a step k ≥ 1; at k = 0 the error is S₀ itself")
-    return int(k)
+    return check.whole("k", k, 1, "a step k ≥ 1; at k = 0 the error is S₀ itself")

@@ -60,11 +60,9 @@ def newton_schulz_gamma(
             "never exceed one on [0, 1]; for any other polynomial measure γ and ν with "
             "polarstep.certify(M, T)"
         )
-    if not check.is_whole(steps) or steps < 0:
-        raise ValueError(f"steps={steps}: expected a whole number q ≥ 0 of Newton–Schulz steps")
+    q = check.whole("steps", steps, 0, "a whole number q ≥ 0 of Newton–Schulz steps")
     sigma = check.spectrum(singular_values)
     x = sigma / check.delta_covers(delta, sigma)[..., None]
-    q = int(steps)
     reached = polynomials.evaluate(polynomials.resolve(coefficients, q), x) if q else x
     return (1 - (sigma * reached).sum(-1) / sigma.sum(-1)).clamp_min(0)
 

@@ -136,10 +136,7 @@ class RareCorrection:
 
     def __post_init__(self) -> None:
         check.positive("c", self.c)
-        if not check.is_scalar(self.probability) or not 0 < self.probability < 1:
-            raise ValueError(
-                f"probability={self.probability!r}: expected 0 < π < 1, the share of corrections, as 0.1"
-            )
+        check.share("probability", self.probability, "0 < π < 1, the share of corrections, as 0.1")
 
     def sigma1(self, alpha: float) -> float:
         """σ₁ = (E|ζ|^α)^{1/α} = c·(1 − π + π((1−π)/π)^α)^{1/α}; all moments are finite."""
