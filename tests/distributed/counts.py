@@ -126,7 +126,7 @@ def order(plan: str) -> list[str]:
 
     places = [
         (wire, "exchange"),
-        (wire, "compare"),
+        (wire, "begin_largest_of_ranks"),
         (wire.Arriving, "wait"),
         (wire.Comparing, "wait"),
     ]
