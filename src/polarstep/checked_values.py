@@ -49,29 +49,25 @@ def check_number(
 ) -> None:
     """Raise unless ``value`` is a number that ``fits``; ``expected`` says which numbers do."""
     if not is_number(value):
-        raise TypeError(f"{option}={value!r}: expected a number, {expected}; {remedy}")
+        raise TypeError(_told(option, value, f"a number, {expected}", remedy))
     if not fits(value):
-        raise ValueError(f"{option}={value!r}: expected {expected}; {remedy}")
+        raise ValueError(_told(option, value, expected, remedy))
 
 
 def check_at_least_zero(option: str, value: Any, remedy: str) -> None:
     """Raise unless ``value`` is a finite number ≥ 0."""
-    _check_finite(option, value, lambda x: 0 <= x < math.inf, "≥ 0", remedy)
+    if not is_number(value):
+        raise TypeError(_told(option, value, "a finite number ≥ 0", remedy))
+    if not 0 <= value < math.inf:
+        raise ValueError(_told(option, value, "a finite number ≥ 0", remedy))
 
 
 def check_positive(option: str, value: Any, remedy: str) -> None:
     """Raise unless ``value`` is a finite number > 0."""
-    _check_finite(option, value, lambda x: 0 < x < math.inf, "> 0", remedy)
-
-
-def _check_finite(
-    option: str, value: Any, fits: Callable[[float], bool], bound: str, remedy: str
-) -> None:
-    message = f"{option}={value!r}: expected a finite number {bound}; {remedy}"
     if not is_number(value):
-        raise TypeError(message)
-    if not fits(value):
-        raise ValueError(message)
+        raise TypeError(_told(option, value, "a finite number > 0", remedy))
+    if not 0 < value < math.inf:
+        raise ValueError(_told(option, value, "a finite number > 0", remedy))
 
 
 def check_fraction(option: str, value: Any, remedy: str) -> None:
@@ -81,14 +77,17 @@ def check_fraction(option: str, value: Any, remedy: str) -> None:
 
 def check_integer(option: str, value: Any, least: int, remedy: str) -> None:
     """Raise unless ``value`` is an integer ≥ ``least``."""
-    message = f"{option}={value!r}: expected an integer ≥ {least}; {remedy}"
     if not is_integer(value):
-        raise TypeError(message)
+        raise TypeError(_told(option, value, f"an integer ≥ {least}", remedy))
     if value < least:
-        raise ValueError(message)
+        raise ValueError(_told(option, value, f"an integer ≥ {least}", remedy))
 
 
 def check_bool(option: str, value: Any, remedy: str) -> None:
     """Raise unless ``value`` is True or False: ``"no"`` would count as True."""
     if not isinstance(value, bool):
-        raise TypeError(f"{option}={value!r}: expected True or False; {remedy}")
+        raise TypeError(_told(option, value, "True or False", remedy))
+
+
+def _told(option: str, value: object, expected: str, remedy: str) -> str:
+    return f"{option}={value!r}: expected {expected}; {remedy}"
