@@ -13,7 +13,7 @@ import polarstep as ps
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.storage import read_lines
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture
