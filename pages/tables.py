@@ -340,15 +340,13 @@ def choice_table(folder: Path) -> str:
             if not kept or row[1] < kept[-1][1]:
                 kept.append(row)
         for ratio, _, each in kept:
-            told = _told(each) if _told(each) != "–" else "the baseline"
-            if width != WIDTH:
-                told += f", at width {WIDTH}"
             timed, trained = columns_of(each, load), each.trained_columns
             parts = [
                 "–" if ell is None else with_share(ell, d)
                 for ell, d in ((timed, width), (trained, WIDTH))
             ]
-            table.append([matrices, machine, f"{ratio:.1f}×", each.title, *parts, told])
+            told = [_told(each), _told_of_the_long_run(each)]
+            table.append([matrices, machine, f"{ratio:.1f}×", each.title, *parts, *told])
             matrices = machine = ""
     columns = {
         "matrices": "left",
@@ -357,7 +355,8 @@ def choice_table(folder: Path) -> str:
         "map": "left",
         "ℓ as timed": "right",
         "ℓ as trained": "right",
-        f"test perplexity, {_to(BASE)}": "right",
+        f"test perplexity at width {WIDTH}, {million_tokens():.1f}M tokens, {_to(BASE)}": "right",
+        f"the same, {long_run.million_tokens():.1f}M tokens, to full space": "right",
     }
     return markdown(columns, table)
 
