@@ -16,8 +16,8 @@ from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
 from pages.claims import rms_rates
 from pages.claims.cifar10 import cifar_frontier_rows
-from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
-from pages.records import best_rates, long_run, read_json
+from pages.claims.ranks import MAPS, MIB, SHAPES, cheapest
+from pages.records import best_rates, heads, long_run, read_json
 from pages.records.costs import (
     HELD,
     TIMES,
@@ -361,11 +361,17 @@ def choice_table(folder: Path) -> str:
     return markdown(columns, table)
 
 
+def heads_table(folder: Path) -> str:
+    """How near heads of three widths come to full space, after two lengths and by two texts."""
+    columns = ("head, of the width", "tokens", "rates", "test", "validation", "within a hundredth")
+    return markdown(dict.fromkeys(columns, "left"), list(heads.rows()))
+
+
 def received_table(ledger: Path) -> str:
     """Megabytes that a rank receives in a step for each map and shape, by the formulas of the ledger."""
     titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
     rows = [
-        [name, *(f"{cheapest(polar, *shape)[0] / MB:.2f} MB" for shape in SHAPES)]
+        [name, *(f"{cheapest(polar, *shape)[0] / MIB:.2f} MiB" for shape in SHAPES)]
         for name, polar in MAPS.items()
     ]
     return markdown(dict.fromkeys(["", *titles], "left"), rows)
@@ -388,6 +394,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "headline": headline_table,
     "weighed": weighed_table,
     "chosen": chosen_table,
+    "heads": heads_table,
     "over-tokens": partial(scaling_table, unit="tokens"),
     "over-width": partial(scaling_table, unit="width"),
     "peers": peers_table,

@@ -169,7 +169,9 @@ def test_a_run_of_a_peer_is_a_row_a_line_and_a_column(peers_of_the_long_run, mod
     lines = tables.TABLES["peers"](ROOT).replace("\N{NO-BREAK SPACE}", " ").splitlines()
     assert lines[0].endswith("| test, after 72.7M tokens |")
     (normuon,) = (line for line in lines if line.startswith("| NorMuon of dion"))
-    assert normuon.endswith("| −2.5% (one seed), at 0.0097 against 0.018 |")
+    assert normuon.endswith(
+        "| −2.5% (one seed), at 0.0097 against 0.018; +2.6% (one seed) to full space at 0.0097 |"
+    )
     (jordan,) = (line for line in lines if line.startswith("| Muon of K. Jordan"))
     assert jordan.endswith("| not run |")
 
@@ -281,7 +283,9 @@ def test_validation_chooses_the_best_rate_over_all_steps(long_run):
         "| 0.0053: 90.00, **0.0097: 40.00**, 0.018: 42.00 | 41.63 ± 41.30 (n = 2) | +1.5%" in text
     )
     told = better.told_gap("adamw").replace("\N{NO-BREAK SPACE}", " ")
-    assert told == "+100.0% (one seed), both at 0.018"  # at the rate of full space's table
+    at_one_rate, to_best = told.split("; ")
+    assert at_one_rate == "+100.0% (one seed), both at 0.018"  # the rate of full space's table
+    assert to_best == "+110.5% (one seed) to full space at 0.0097"  # 80 against 38
     assert better.told_gap("deflated") == better.gap("deflated").told(unit="%")
     assert better.told_gap("sgd") is None
     # The runs that tables show: two at the best rate, where the table of one rate has one.
