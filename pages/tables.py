@@ -16,8 +16,8 @@ from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
 from pages.claims import rms_rates
 from pages.claims.cifar10 import cifar_frontier_rows
-from pages.claims.ranks import MAPS, MB, SHAPES, cheapest
-from pages.records import best_rates, long_run, read_json
+from pages.claims.ranks import MAPS, MIB, SHAPES, cheapest
+from pages.records import best_rates, heads, long_run, read_json
 from pages.records.costs import (
     HELD,
     TIMES,
@@ -340,15 +340,13 @@ def choice_table(folder: Path) -> str:
             if not kept or row[1] < kept[-1][1]:
                 kept.append(row)
         for ratio, _, each in kept:
-            told = _told(each) if _told(each) != "–" else "the baseline"
-            if width != WIDTH:
-                told += f", at width {WIDTH}"
             timed, trained = columns_of(each, load), each.trained_columns
             parts = [
                 "–" if ell is None else with_share(ell, d)
                 for ell, d in ((timed, width), (trained, WIDTH))
             ]
-            table.append([matrices, machine, f"{ratio:.1f}×", each.title, *parts, told])
+            told = [_told(each), _told_of_the_long_run(each)]
+            table.append([matrices, machine, f"{ratio:.1f}×", each.title, *parts, *told])
             matrices = machine = ""
     columns = {
         "matrices": "left",
@@ -357,16 +355,23 @@ def choice_table(folder: Path) -> str:
         "map": "left",
         "ℓ as timed": "right",
         "ℓ as trained": "right",
-        f"test perplexity, {_to(BASE)}": "right",
+        f"test perplexity at width {WIDTH}, {million_tokens():.1f}M tokens, {_to(BASE)}": "right",
+        f"the same, {long_run.million_tokens():.1f}M tokens, to full space": "right",
     }
     return markdown(columns, table)
+
+
+def heads_table(folder: Path) -> str:
+    """How near heads of three widths come to full space, after two lengths and by two texts."""
+    columns = ("head, of the width", "tokens", "rates", "test", "validation", "within a hundredth")
+    return markdown(dict.fromkeys(columns, "left"), list(heads.rows()))
 
 
 def received_table(ledger: Path) -> str:
     """Megabytes that a rank receives in a step for each map and shape, by the formulas of the ledger."""
     titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
     rows = [
-        [name, *(f"{cheapest(polar, *shape)[0] / MB:.2f} MB" for shape in SHAPES)]
+        [name, *(f"{cheapest(polar, *shape)[0] / MIB:.2f} MiB" for shape in SHAPES)]
         for name, polar in MAPS.items()
     ]
     return markdown(dict.fromkeys(["", *titles], "left"), rows)
@@ -389,6 +394,7 @@ TABLES: dict[str, Callable[[Path], str]] = {
     "headline": headline_table,
     "weighed": weighed_table,
     "chosen": chosen_table,
+    "heads": heads_table,
     "over-tokens": partial(scaling_table, unit="tokens"),
     "over-width": partial(scaling_table, unit="width"),
     "peers": peers_table,

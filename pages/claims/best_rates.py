@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from differences import Change, percent
-from frontier import FULL, STEPS
-from long_run import SHORT
+from frontier import FULL
+from long_run import SHORT, row_of, whole_run
+from pages import ROOT
 from pages.claims.long_run import long_gap, step_times
 from pages.claims.words import claim
 from pages.records import best_rates, quality
 from pages.records import long_run as study
+from polarstep_lab.records.record import RunRecord, find_runs
 
 
 def _tokens() -> str:
@@ -101,31 +103,92 @@ def full_space_at_the_rate_of_others() -> str:
 
 
 @claim
-def flat_at_the_best_rate() -> str:
-    """How level full space is at its two best rates, and which best rates are at an end of the list."""
+def rows_to_best() -> str:
+    """Normalized rows in long runs, at their one rate, against full space at that rate and its best."""
+    slug = f"{study.BASE}-rows"
+    return f"{best_rates.told_gap(slug)} without them, in test perplexity {_tokens()}"
+
+
+@claim
+def adamw_at_both_rates() -> str:
+    """AdamW against full space at its best, at the rate that the README's table has and at the other."""
+    lr, chosen = best_rates.best("adamw"), study.chosen_rate("adamw")
+    return (
+        f"{best_rates.gap('adamw').told(unit='%')} at {lr:g} and "
+        f"{best_rates.to_best('adamw').told(unit='%')} at {chosen:g}, which short runs chose, against "
+        f"full space at {best_rates.best(study.BASE):g} {_tokens()}"
+    )
+
+
+def _level_rates() -> tuple[float, float, str]:
+    """The two best rates of full space, and how far apart its runs with one seed end at them."""
     rates = best_rates.tried(study.BASE)
     first, second = sorted(rates, key=lambda lr: rates[lr])[:2]
-    away = percent({0: rates[second]}, {0: rates[first]})
+    validation = percent({0: rates[second]}, {0: rates[first]})
+    seed = best_rates.SEED
+    ends = (best_rates.tests(study.BASE, lr)[seed] for lr in (second, first))
+    test = percent(*({0: value} for value in ends))
+    told = f"{validation.told(unit='%')} in validation and {test.told(unit='%')} in test perplexity"
+    return first, second, told
+
+
+@claim
+def flat_at_the_best_rate() -> str:
+    """How level full space is at its two best rates, and which best rates are at an end of the list."""
+    first, second, apart = _level_rates()
     ends = [row.title for row in best_rates.at_an_end()]
     every = len(ends) == len(best_rates.rows())
     return (
-        f"full space has {away.told(unit='%')} in validation perplexity at {second:g} against "
-        f"{first:g} {_tokens()}. The best rate is the lowest or the highest of those run to the end in "
+        f"at {second:g} full space has {apart} against {first:g} {_tokens()}. The best rate is the "
+        "lowest or the highest of those run to the end in "
         f"{'all of these rows' if every else '; '.join(ends) or 'no row'}"
     )
 
 
 @claim
-def rates_by_length() -> str:
-    """The best rates of full space in runs of three lengths."""
-    short, whole = study.rates()[study.BASE], best_rates.tried(study.BASE)
-    steps = sum(SHORT[f"data.stages.{stage}.steps"] for stage in range(3))
-    first, second = sorted(whole, key=lambda lr: whole[lr])[:2]
-    apart = percent({0: whole[second]}, {0: whole[first]})
+def rates_in_stages() -> str:
+    """How the recipe of the long run changes its rate by itself."""
+    lr, level, _ = _level_rates()
+    (run,) = (
+        run
+        for run in map(RunRecord.load, find_runs([ROOT / best_rates.OTHER_RATES]))
+        if run.identity.seed == best_rates.SEED
+        and row_of(run.identity, whole_run).slug == study.BASE
+        if run.identity.config["optimizer"]["lr"] == lr
+    )
+    first, *later = (stage["lr"] for stage in run.identity.config["data"]["stages"])
+    assert first == 1
+    highest = max(row.lr for row in run.metrics) / lr
+    factors = " and ".join(f"{factor:g}" for factor in later)
     return (
-        f"{study.chosen_rate(study.BASE):g} in runs of {steps} steps (of {len(short)} rates, one seed), "
-        f"{quality.BASE[1]:g} in runs of {STEPS} steps on {quality.million_tokens():.1f}M tokens (of "
-        f"{len(quality.RATES)}), where one seed chooses {quality.chosen(FULL):g}, and {first:g} in runs "
-        f"of 1110 steps on {study.million_tokens():.1f}M tokens (of {len(whole)}, one seed), where "
-        f"{second:g} has {apart.told(unit='%')} against it in validation perplexity"
+        f"multiplies the rate by {factors} in its second and third stage, before the rate falls, so "
+        f"that {lr:g} and {level:g} are {highest * lr:.3g} and {highest * level:.3g} at their highest"
+    )
+
+
+@claim
+def rates_by_length() -> str:
+    """The best rates of full space in runs of one recipe, of a tenth of its steps and of all."""
+    short = study.rates()[study.BASE]
+    steps = sum(SHORT[f"data.stages.{stage}.steps"] for stage in range(3))
+    first, second, apart = _level_rates()
+    return (
+        f"{study.chosen_rate(study.BASE):g} in runs of {steps} steps, of {len(short)} rates (one seed). "
+        f"In runs of 1110 steps, of {study.million_tokens():.1f}M tokens, {first:g} and {second:g} are "
+        f"level ({second:g} has {apart} against {first:g})"
+    )
+
+
+@claim
+def rates_of_shorter_runs() -> str:
+    """The two rates of full space in the runs of the frontier."""
+    (base, low), high = quality.BASE, quality.chosen(FULL)
+    assert high is not None
+    assert low != high
+    apart = quality.quality((base, high), (base, low))
+    level = "not told apart" if apart.ends[0] <= 0 <= apart.ends[1] else "told apart"
+    return (
+        f"{low:g} and {high:g} are {level}: {high:g}, which one seed chose, has "
+        f"{apart.told(unit='%')} against {low:g} in test perplexity after "
+        f"{quality.million_tokens():.1f}M tokens"
     )

@@ -7,9 +7,9 @@ import torch
 import polarstep as ps
 from pages.claims.scaling import widest
 from pages.claims.words import claim
-from pages.records.costs import AUTO, BETWEEN, FULL_SPACE, steps
+from pages.records.costs import AUTO, BETWEEN, FULL_SPACE, SIXTH, steps
 from pages.records.maps import at_chosen
-from pages.records.quality import million_tokens, quality
+from pages.records.quality import BASE, million_tokens, quality
 from polarstep.distributed import ledger
 from polarstep.optim.transforms import followed
 
@@ -21,7 +21,7 @@ FULL = ps.NewtonSchulz(5, "polar-express")
 NARROW = ps.LowRank(120, power=0)
 """A low-rank map whose sums on shards are fewer bytes than M and T, on all matrices of :data:`GPT`."""
 ADAPTED, ADAPTER_RANK = 4096, 16
-MB = 2**20
+MIB = 2**20
 
 
 def _price(load: str, *, rows: bool = False) -> str:
@@ -36,13 +36,38 @@ def _full(load: str) -> str:
 
 @claim
 def case_of_small_models() -> str:
-    """What full space costs on narrow matrices, and on a CPU, where ``auto`` saves half of it."""
+    """What full space costs on matrices that are too narrow for a sketch."""
+    at = {width: steps(BETWEEN)[FULL_SPACE, f"width {width}"]["ratio"] for width in (384, 512)}
+    prices = " and ".join(f"{price:.1f}" for price in at.values())
+    return f"{prices} times AdamW's step at widths {' and '.join(map(str, at))} on one H200"
+
+
+@claim
+def case_of_middle_widths() -> str:
+    """What the map of ``auto`` costs on widths between those that were trained."""
+    widths = [
+        int(load.removeprefix("width "))
+        for name, load in steps(BETWEEN)
+        if name == FULL_SPACE and load.startswith("width ") and int(load.split()[1]) > 512
+    ]
+    full, sixth = (
+        [steps(BETWEEN)[name, f"width {d}"]["ratio"] for d in widths]
+        for name in (FULL_SPACE, SIXTH)
+    )
+    return (
+        f"{min(sixth):.1f} to {max(sixth):.1f} times AdamW's step at widths {min(widths)} to "
+        f"{max(widths)} on one H200, where full space takes {min(full):.1f} to {max(full):.1f}"
+    )
+
+
+@claim
+def case_of_cpus() -> str:
+    """What full space and ``auto`` cost on a CPU."""
     times = steps("results/step-cost/cpu-arm.json")
     full, auto = (times[name, "nanoGPT"]["ratio"] for name in (FULL_SPACE, AUTO))
-    narrow = steps(BETWEEN)[FULL_SPACE, "width 384"]["ratio"]
     return (
-        f"{narrow:.1f} times AdamW's step at width 384 on one H200; on two ARM cores {full:.0f} times "
-        f'on a tenth of nanoGPT\'s matrices, and {auto:.0f} with `polar="auto"` (single runs)'
+        f"{auto:.0f} times AdamW's step on a tenth of nanoGPT's matrices, on two ARM cores, where full "
+        f"space takes {full:.0f} (single runs)"
     )
 
 
@@ -55,8 +80,8 @@ def case_of_one_gpu() -> str:
     return (
         f"{_price('nanoGPT')} times AdamW's step on nanoGPT's matrices, where full space takes "
         f"{_full('nanoGPT')}; {_price('nanoGPT', rows=True)} with normalized rows. Test perplexity "
-        f"against full space without such rows, after {million_tokens():.1f}M tokens: {alone}, and with "
-        f"normalized rows {rows}; without them at width {widest()}"
+        f"against full space at {BASE[1]:g} without such rows, after {million_tokens():.1f}M tokens: "
+        f"{alone}, and with normalized rows {rows}; without them at width {widest()}"
     )
 
 
@@ -81,7 +106,7 @@ def case_of_adapters() -> str:
     )
 
 
-def megabytes(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
+def mebibytes(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
     """What a rank receives for :data:`GPT` in a step: rows cut, by the plan with the fewest bytes."""
     received = 0.0
     for count, m, n in GPT:
@@ -91,27 +116,28 @@ def megabytes(polar: ps.PolarMap, transform: ps.Transform | None = None) -> floa
             plans.append("sharded")
         shared = ledger.SharedMatrices(m, n, count, RANKS)
         received += min(ledger.bytes_received(plan, shared, its) for plan in plans)
-    return received / MB
+    return received / MIB
 
 
 @claim
 def case_of_many_ranks() -> str:
     """What a rank of eight receives in a step, by the ledger, and how much a gathering of weights is."""
     hidden = sum(count * m * n for count, m, n in GPT)
-    weights = (RANKS - 1) / RANKS * hidden * 2 / MB
+    weights = (RANKS - 1) / RANKS * hidden * 2 / MIB
     return (
-        f'each GPU receives {megabytes(ps.Auto()):.0f} MB in a step with `"auto"` and '
-        f"{megabytes(FULL):.0f} MB in full space, where gathering the same weights once in bfloat16 "
-        f"is {weights:.0f} MB (by formulas, for {LAYERS} layers with {hidden / 1e6:.0f}M hidden weights)"
+        f'each GPU receives {mebibytes(ps.Auto()):.0f} MiB in a step with `"auto"` and '
+        f"{mebibytes(FULL):.0f} MiB in full space, where gathering the same weights once in bfloat16 "
+        f"is {weights:.0f} MiB (by formulas, for {LAYERS} layers with {hidden / 1e6:.0f}M hidden "
+        "weights)"
     )
 
 
 @claim
 def rows_on_many_ranks() -> str:
     """What normalized rows add to the bytes of a low-rank map that could run on shards."""
-    without, with_rows = (megabytes(NARROW, rows) for rows in (None, ps.NormalizedRows()))
+    without, with_rows = (mebibytes(NARROW, rows) for rows in (None, ps.NormalizedRows()))
     return (
         f"for the hidden matrices of a GPT of {LAYERS} layers × {D} on {RANKS} ranks a rank then "
-        f"receives {with_rows:.0f} MB in a step in place of {without:.0f}, with "
+        f"receives {with_rows:.0f} MiB in a step in place of {without:.0f}, with "
         "`ps.LowRank(120, power=0)`"
     )

@@ -243,8 +243,8 @@ def parts_of_low_rank() -> str:
     found, timed, trained = _parts_apart()
     assert {"`LowRank`, h = 0", "`LowRank`, the paper's"} <= {each.title for each in found}
     return (
-        f"the 8B price of `LowRank` is of {timed} of the width and its perplexity of {trained}: the "
-        "perplexity at that price is not known"
+        f"on the 8B layer `LowRank` was timed with a sketch of {timed} of the width, and it was trained "
+        f"with {trained} only, so how well it trains at that price is not known"
     )
 
 

@@ -6,20 +6,19 @@ import math
 import statistics
 from collections.abc import Iterable
 
-from differences import Change, change, paired, percent
+from differences import change, paired
 from frontier import reported
 from pages import ROOT
 from pages.claims.cost import ratio
 from pages.claims.long_run import long_gap, one_rate
 from pages.claims.words import claim, signed
-from pages.records import best_rates
 from pages.records import long_run as study
 from pages.records.costs import AUTO, FULL_SPACE, HELD
+from pages.records.heads import on_validation
 from pages.records.maps import Weighed, at_chosen, peers, weighed
 from pages.records.quality import (
     BASE,
     TEST,
-    VALIDATION,
     at_chosen_rates,
     chosen,
     million_tokens,
@@ -38,11 +37,15 @@ def versus_full(trained: tuple[str, float]) -> str:
 
 @claim
 def low_rank_loss() -> str:
-    """What a quarter of the rank costs."""
+    """What a quarter of the rank costs, at the rate of full space and at its own."""
+    name, own = at_chosen("low-rank")
+    alike = versus_full((name, BASE[1]))
+    assert own != BASE[1]
     return (
-        f"ends {versus_full(at_chosen('low-rank'))} higher in test perplexity than five PolarExpress "
-        f"steps in full space at {BASE[1]:g} after {million_tokens():.1f}M tokens"
-    ).replace("+", "", 1)
+        f"ends {alike} higher in test perplexity than five PolarExpress steps in full space with both "
+        f"at {BASE[1]:g}, and {versus_full((name, own))} with `LowRank` at {own:g}, which another seed "
+        f"chose, after {million_tokens():.1f}M tokens"
+    ).replace("+", "")
 
 
 @claim
@@ -83,8 +86,9 @@ def pairs_with_rows() -> str:
     alike, pairs, both = _gain_of_rows(equal)
     return (
         f"by {best} in the mean of {maps} maps against the same maps without them, each at the best of "
-        f"its own rates ({pairs_of_best} pairs of runs), and by {alike} in the mean of {both} maps and "
-        f"rates where both have one rate ({pairs} pairs), after {million_tokens():.1f}M tokens"
+        f"its own rates, and by {alike} in the mean of {both} maps and rates where both have one rate, "
+        f"after {million_tokens():.1f}M tokens ({pairs_of_best} pairs of runs and {pairs} pairs, all of "
+        "the same three seeds)"
     ).replace("+", "")
 
 
@@ -153,61 +157,11 @@ def kept_basis_loss() -> str:
     )
 
 
-def _within(test: Change, validation: Change, tokens: float, goal: float = 1.0) -> str:
-    """Whether a map is so near full space, in percent: with its interval, by its mean, or not.
-
-    Both texts must say so: on three seeds an interval of one of them may be short by chance.
-    """
-    words = "not"
-    if max(test.value, validation.value) <= goal:
-        intervals = max(test.ends[1], validation.ends[1]) <= goal
-        words = "with its interval" if intervals else "by its mean"
-    return (
-        f"{words} after {tokens:.1f}M tokens, {test.told(unit='%')} in test and "
-        f"{validation.told(unit='%')} in validation perplexity"
-    )
-
-
-def _on_validation(slug: str) -> Change:
-    """A row of the long run against full space, both at the rates of its table, by validation text."""
-    return percent(study.validations(slug), study.validations(study.BASE))
-
-
-@claim
-def within_a_hundredth() -> str:
-    """Whether heads of three widths are within 1% of full space, in runs of two lengths."""
-    told = []
-    at_their_best = {row.slug for row in best_rates.rows()}
-    seen = perplexities(VALIDATION)
-    for words, trained, slug in (
-        ("a sixth", ("lift-120-warm", 0.014), study.MAP_OF_AUTO),
-        ("an eighth", ("lift-88-warm", 0.014), "deflated-88"),
-        ("a twelfth", ("lift-56-warm", 0.014), "deflated"),
-    ):
-        long, on_validation = study.gap(slug), _on_validation(slug)
-        if slug in at_their_best:
-            long = best_rates.gap(slug)
-            both = (
-                best_rates.validations(each, best_rates.best(each)) for each in (slug, study.BASE)
-            )
-            on_validation = percent(*both)
-        assert long is not None
-        by_validation = percent(reported(seen[trained]), seen[BASE])
-        short = _within(quality(trained), by_validation, million_tokens())
-        longer = _within(long, on_validation, study.million_tokens())
-        told.append(f"a head of {words} of the width {short}, and {longer}")
-    return (
-        f"{'; '.join(told)}, against full space. Each is at the best of its rates over all steps, but "
-        f"for an eighth and a twelfth after {study.million_tokens():.1f}M tokens: these are "
-        f"{one_rate('').strip()}"
-    )
-
-
 @claim
 def heads_on_validation() -> str:
     """The same rows of the long run by the other half of the held-out text."""
     ranks = {56: "deflated", 88: "deflated-88", 120: "deflated-120"}
-    found = {rank: _on_validation(slug) for rank, slug in ranks.items()}
+    found = {rank: on_validation(slug) for rank, slug in ranks.items()}
     told = [f"{gap.told(unit='%')} at rank {rank}" for rank, gap in found.items()]
     apart = [f"rank {rank}" for rank, gap in found.items() if not gap.ends[0] <= 0 <= gap.ends[1]]
     return (
@@ -258,8 +212,8 @@ def peers_ahead() -> str:
     own = [_at_chosen_rates(each) for each in ahead]
     return (
         f"{' and '.join(told)}, in test perplexity against our full space at {BASE[1]} after "
-        f"{million_tokens():.1f}M tokens ({' and '.join(own)} against it at {chosen(BASE[0])}, which "
-        "the seed that chose their rates would choose for it)"
+        f"{million_tokens():.1f}M tokens. With our full space at {chosen(BASE[0])}, the rate that the "
+        f"tuning seed chose for it as for them, their lead is {' and '.join(own)}"
     )
 
 

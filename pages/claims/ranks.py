@@ -18,7 +18,7 @@ MAPS: dict[str, ps.PolarMap] = {
     "full space": ps.NewtonSchulz(5, "polar-express"),
     LOW_RANK: ps.LowRank(64, 8, power=0),
 }
-MB = 2**20
+MIB = 2**20
 
 
 def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, ledger.Plan]:
@@ -57,10 +57,10 @@ def received_in_float32() -> str:
     count, m, n = SHAPES[-1]
     shared = ledger.SharedMatrices(m, n, count, RANKS)
     nbytes = ledger.bytes_received("sharded", shared, MAPS[LOW_RANK], itemsize=4)
-    return f"{nbytes / MB:.1f} MB for {count} × {m}×{n}"
+    return f"{nbytes / MIB:.1f} MiB for {count} × {m}×{n}"
 
 
 @claim
 def largest_bucket() -> str:
     """The memory of a bucket up to which a rank keeps a CUDA graph of its map."""
-    return f"{LARGEST_BUCKET // MB} MB"
+    return f"{LARGEST_BUCKET // MIB} MiB"

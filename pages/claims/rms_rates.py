@@ -82,9 +82,15 @@ def rows() -> list[list[str]]:
 def rms_rates() -> str:
     """The length of the runs on the toy GPT, and the rates that were tried."""
     tried = sorted(by_rate(*ADAMW)[0])
+    more = {method: by_rate(method)[0].keys() - set(tried) for method in MAPS}
+    besides = "".join(
+        f"; for {words.partition(',')[0]} {', '.join(f'{lr:g}' for lr in sorted(more[method]))} too"
+        for method, words in MAPS.items()
+        if more[method]
+    )
     return (
         f"after {tokens_of(RECIPE) / 1e6:.2f}M tokens, of {len(tried)} rates from {tried[0]:g} to "
-        f"{tried[-1]:g}, each twice the one before"
+        f"{tried[-1]:g}, each twice the one before{besides}"
     )
 
 

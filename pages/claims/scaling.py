@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import scaling as study
 from differences import change
-from frontier import STEPS, WIDTH
+from frontier import RATE, STEPS, WIDTH
 from pages.claims.words import claim, signed
 from pages.records.quality import million_tokens
 from pages.records.scaling import OVER, gaps
@@ -114,7 +114,10 @@ def seeds_of_widths() -> str:
 def widest() -> str:
     """The width of the widest model, the gap of an eighth there, and after how many tokens."""
     found = _gap_of_the_eighth(study.WIDEST)
-    return f"{study.WIDEST} {found} after {million_tokens():.1f}M tokens"
+    return (
+        f"{study.WIDEST} {found} after {million_tokens():.1f}M tokens, both at {RATE:g}, which "
+        "was not tuned at that width"
+    )
 
 
 def _gap_of_the_eighth(width: int) -> str:

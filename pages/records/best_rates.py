@@ -82,11 +82,16 @@ def gap(slug: str) -> Change:
     return percent(tests(slug, best(slug)), tests(study.BASE, best(study.BASE)))
 
 
+def to_best(slug: str) -> Change:
+    """Test perplexity of a row of one rate against full space at its best rate, on the same seeds."""
+    return percent(study.tests(slug), tests(study.BASE, best(study.BASE)))
+
+
 def told_gap(slug: str) -> str | None:
     """The gap of a row to full space, for a cell of a table; ``None`` without a pair of runs.
 
-    It is :func:`gap` for :func:`rows`. For others it is that of the long run's table, and the words say
-    at which rates.
+    It is :func:`gap` for :func:`rows`. Others have one rate, that of the long run's table, where full
+    space is not at its best. They are told against it at that rate and at its best.
     """
     if slug in {row.slug for row in rows()}:
         return gap(slug).told(unit="%")
@@ -95,7 +100,10 @@ def told_gap(slug: str) -> str | None:
         return None
     lr, base = study.rate(slug), study.rate(study.BASE)
     where = f"both at {lr:g}" if lr == base else f"at {lr:g} against {base:g}"
-    return f"{found.told(unit='%')}, {where}"
+    told = f"{found.told(unit='%')}, {where}"
+    if best(study.BASE) != base and (away := to_best(slug)).pairs:
+        told += f"; {away.told(unit='%')} to full space at {best(study.BASE):g}"
+    return told
 
 
 def table() -> Iterator[str]:

@@ -11,7 +11,7 @@ from polarstep import Deflated, Exact, LowRank, NewtonSchulz, Warm
 from polarstep.distributed import ledger
 
 RANKS = (2, 4)
-MB = 2**20
+MIB = 2**20
 # Megabytes that a rank may receive at four ranks, rows cut.
 GOALS = {
     ("h=0", "square", torch.float32): 1.95,
@@ -94,7 +94,7 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     if name != "kept":  # the table has the bytes of a step that makes a new basis
         shared = ledger.SharedMatrices(m, n, 1, len(results), copies=copies)
         one = ledger.bytes_received(plan, shared, polar, itemsize=4)
-        told = f"{plan} on {len(results)} ranks, {one / MB:.3g} MB: as asked"
+        told = f"{plan} on {len(results)} ranks, {one / MIB:.3g} MiB: as asked"
         assert all(told in r[2] for r in results)
 
 
@@ -104,7 +104,7 @@ def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
     count, m, n = counts.SHAPES[shape]
     one = ledger.whole_flops(m, n, count, counts.MAPS[name], step=0)
     for received, flops, _ in (there[name, shape, dtype] for there in found[4]):
-        assert received["all-to-all"] + received["maximum"] <= GOALS[name, shape, dtype] * MB
+        assert received["all-to-all"] + received["maximum"] <= GOALS[name, shape, dtype] * MIB
         assert flops <= 1.15 * one / 4
 
 
@@ -116,7 +116,7 @@ def test_the_goals_on_gpus(name, shape) -> None:
     plans = ["owner"] if ledger.sharded_reason(polar) else ["owner", "sharded"]
     shared = ledger.SharedMatrices(m, n, count, ranks=4)
     least = min(ledger.bytes_received(plan, shared, polar) for plan in plans)
-    assert least <= GOALS[name, shape, torch.bfloat16] * MB
+    assert least <= GOALS[name, shape, torch.bfloat16] * MIB
 
 
 def test_shards_in_float32_receive_a_sum_and_little_more() -> None:

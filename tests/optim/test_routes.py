@@ -10,13 +10,13 @@ import torch
 from tests.optim.sample_models import Bag, Block, mlp
 from torch import nn
 
-from polarstep import LowRank, Muon, muon_for
+from polarstep import AdamW, LowRank, Muon, muon_for
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
 
 def test_table_of_a_hundred_layers_is_short_and_aligned():
     model = GPT(GPTConfig(300, 32, 100, 2, 8, attention_free=(6,)))
-    optimizer = muon_for(model, polar=LowRank(8, 4))
+    optimizer = muon_for(model, polar=LowRank(8, 4), embeddings=AdamW(lr=0.01))
     lines = str(optimizer.routes).splitlines()
     assert len(lines) <= 16
     assert max(map(len, lines)) <= 120

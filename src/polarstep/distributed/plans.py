@@ -44,7 +44,7 @@ class Choice:
     def __str__(self) -> str:
         if self.plan == "local":
             return f"local on {self.ranks} ranks" if self.ranks > 1 else "local"
-        return f"{self.plan} on {self.ranks} ranks, {self.nbytes / 2**20:.3g} MB: {self.why}"
+        return f"{self.plan} on {self.ranks} ranks, {self.nbytes / 2**20:.3g} MiB: {self.why}"
 
 
 def chosen_plan(
@@ -74,7 +74,7 @@ def chosen_plan(
     if asked in costs:
         return Choice(asked, len(layout.ranks), costs[asked][0], "as asked")
     best = min(costs, key=price)
-    others = [f"{plan} {costs[plan][0] / 2**20:.3g} MB" for plan in costs if plan != best]
+    others = [f"{plan} {costs[plan][0] / 2**20:.3g} MiB" for plan in costs if plan != best]
     why = "the cheapest" + (f" (beside {', '.join(others)})" if others else "")
     if asked != AUTO:
         why += f"; {asked} is not possible here"

@@ -70,6 +70,9 @@ def headline(section: Section) -> Text:
         f"{'highest' if metric.higher_is_better else 'lowest'} mean {metric.name.lower()} of "
         f"{len(shown)} {'methods' if section.rows else 'settings'}, {shown[best]}"
     )
+    seeds = sorted(len(row.finished) for row in shown)
+    if seeds[0] != seeds[-1]:
+        text += f" (rows have {seeds[0]} to {seeds[-1]} seeds)"
     costs = {row: row.gflops for row in shown if row.gflops}
     best = min(ties, key=lambda row: costs.get(row, math.inf))
     if best not in costs:

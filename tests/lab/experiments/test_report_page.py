@@ -129,6 +129,15 @@ def test_the_headline_names_ties_and_says_where_nothing_is_cheaper(tmp_path):
     assert f"{text}; its optimizer FLOPs are not counted." in page_of(tmp_path)
 
 
+def test_the_headline_says_that_rows_have_different_numbers_of_seeds(tmp_path):
+    write_run(tmp_path / "a", method="Muon (Polyak)", final=30.0)
+    write_run(tmp_path / "b", method="AdamW", final=31.0)
+    assert "seeds)" not in page_of(tmp_path)
+    write_run(tmp_path / "c", method="AdamW", seed=1, final=31.0)
+    text = "Muon (Polyak) has the lowest mean validation perplexity of 2 methods, 30.000"
+    assert f"{text} (rows have 1 to 2 seeds);" in page_of(tmp_path)
+
+
 def test_the_headline_of_ablations_alone_is_about_settings(tmp_path):
     for value, gflops in ((16, 1.0), (64, 4.0)):
         ablation = Ablation("rank", value)

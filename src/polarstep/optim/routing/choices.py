@@ -21,6 +21,7 @@ from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Group
 from polarstep.optim.routing.adapters import find_adapter
 from polarstep.optim.routing.anatomy import Anatomy, Site, dissect
+from polarstep.optim.routing.entry_size import hardly_moved
 from polarstep.optim.routing.overrides import (
     Matcher,
     Parts,
@@ -47,6 +48,7 @@ class Routed:
     why: str
     options: Group = field(default_factory=dict)  # Muon's, for this role
     cut: str | None = None  # the entry of the argument splits that is about this parameter
+    note: str = ""  # what the routes add to why
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +108,10 @@ class Choices:
                 options = {"lr_scale": "none", "lr_factor": factor}
                 if adapter.transposed and site not in forms and site not in cuts:
                     options["layout"] = "transposed"
-            everything.append(Routed(site, found.role, form, target, why, options, cut))
+            note = ""
+            if found.role == "embedding" and isinstance(target, Elementwise):
+                note = hardly_moved(site.parameter, target)
+            everything.append(Routed(site, found.role, form, target, why, options, cut, note))
         return everything
 
 
@@ -125,7 +130,7 @@ def grouped(routed: Sequence[Routed]) -> list[Group]:
         key = (r.role, *((name, _hashable(value)) for name, value in sorted(options.items())))
         group = groups.setdefault(key, options | {"role": r.role, "params": [], "reasons": []})
         group["params"].append((r.site.name, r.site.parameter))
-        group["reasons"].append(r.why)
+        group["reasons"].append(r.why + r.note)
     return sorted(groups.values(), key=lambda g: (g["algorithm"] != "muon", ROLES.index(g["role"])))
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import itertools
 import json
 import re
 import runpy
@@ -16,17 +15,13 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.lab.pages.commands import COMMAND, planned
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import SUBCOMMANDS, app
-from polarstep_lab.cli.options import overrides_of, seeds_of
-from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.recipes import RECIPES
-from polarstep_lab.settings_by_name import parse_assignment
-from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 
-ROOT = Path(__file__).resolve().parents[2]
-COMMAND = re.compile(r"polarstep (?:run|compare|ablate) (?:[^`\n\\]|\\\n)*")
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = re.compile(r"(python )?benchmarks/([a-z]\w*)\.py\b((?:[^`\n\\]|\\\n)*)")
 """A script of benchmarks/ with its arguments; ``NAME.py`` stands for any."""
 TEXTS = [
@@ -70,39 +65,6 @@ def whole_commands(block):
         named = recipe in RECIPES and not re.search(r"…|\$|--help|--show|[A-Z]{4}", command)
         if named and (kind != "ablate" or (rest and not rest[0].startswith("-"))):
             yield command
-
-
-def planned(command):
-    """The runs of a command, each in its directory."""
-    words = shlex.split(command.replace("\\\n", " "), comments=True)[1:]
-    kind, recipe, *rest = words
-    options = {"--set": []}
-    for key, value in itertools.pairwise(rest):
-        if key.startswith("-"):
-            options.setdefault(key, []).append(value)
-
-    def last(default, *names):
-        return next((options[name][-1] for name in names if name in options), default)
-
-    out = last(None, "--out", "-o")
-    monitor, noise = (last(None, name) for name in ("--monitor", "--noise"))
-    how = (last(None, "--device"), monitor and int(monitor), noise and int(noise))
-    overrides = overrides_of(options["--set"], *how)
-    if kind == "run":
-        axis = parse_assignment(options["--vary"][-1]) if "--vary" in options else None
-        seed = int(last(0, "--seed", "-s"))
-        method = last(None, "--method", "--methods", "-m")
-        return [plan_run(recipe, method, seed, overrides, out and Path(out), axis)]
-    seeds = seeds_of(last("1", "--seeds"))
-    if kind == "compare":
-        methods = find_methods(last("all", "--methods", "--method", "-m"))
-        folder = Path(out or f"runs/{recipe}-compare")
-        return comparison_runs(recipe, methods, seeds, overrides, folder)
-    axis = rest[0]
-    values = [parse_assignment(f"v={v}")[1] for v in filter(None, last("", "--values").split(","))]
-    method = find_method(last("rand-muon", "--method", "--methods", "-m"))
-    folder = Path(out or f"runs/{recipe}-{axis}")
-    return ablation_runs(recipe, method, axis, values, seeds, overrides, folder)
 
 
 def clashes(block):
