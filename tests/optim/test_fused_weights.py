@@ -390,6 +390,7 @@ BY_HEAD = in_a_model(GPTNeoXAttention("query_key_value", nn.Linear(WIDTH, 48), 1
     [
         (GROUPED, {"*qkv*": 3}, ValueError, r"parts of 24, 12, 12 rows, as the layers around"),
         (GROUPED, {"*qkv*": 5}, ValueError, r"has 48 rows, which 5 does not divide"),
+        (GROUPED, {"*qkv*": True}, TypeError, r"=True: expected the number of equal parts, or the"),
         (GROUPED, {"*qkv*": (24, 12)}, ValueError, r"sum to 36, but the weight has 48 rows"),
         (
             GROUPED,

@@ -191,7 +191,7 @@ def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
 
 def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
     """The size of each part, from their number or from the sizes themselves; ``None`` for one part."""
-    if parts is None or parts == 1:
+    if parts is None or (is_integer(parts) and parts == 1):
         return None
     example = size - size // 2, size // 2
     if is_integer(parts):
