@@ -196,6 +196,19 @@ def test_bad_calls():
     assert len(optimizer.param_groups) == 1
 
 
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_parameter_that_is_twice_in_a_group_is_refused(algorithm):
+    W, other = matrix(), matrix()
+    for params in ([W, other, W], [("a", W), ("b", other), ("c", W)]):
+        with pytest.raises(ValueError, match=r"^(parameter 2|c) is in its group twice: .*leave one"):
+            Muon([{"params": params, "algorithm": algorithm}])
+    optimizer = Muon([other])
+    with pytest.raises(ValueError, match=r"^group 1, parameter 1 is in its group twice"):
+        optimizer.add_param_group({"params": [W, W], "algorithm": algorithm})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [W], "algorithm": algorithm})
+
+
 def test_rules_check_their_own():
     for rule in (AdamW, SGD):
         with pytest.raises(ValueError, match=r"lr=-1: expected a finite number ≥ 0"):
