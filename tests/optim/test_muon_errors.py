@@ -200,7 +200,9 @@ def test_bad_calls():
 def test_a_parameter_that_is_twice_in_a_group_is_refused(algorithm):
     W, other = matrix(), matrix()
     for params in ([W, other, W], [("a", W), ("b", other), ("c", W)]):
-        with pytest.raises(ValueError, match=r"^(parameter 2|c) is in its group twice: .*leave one"):
+        with pytest.raises(
+            ValueError, match=r"^(parameter 2|c) is in its group twice: .*leave one"
+        ):
             Muon([{"params": params, "algorithm": algorithm}])
     optimizer = Muon([other])
     with pytest.raises(ValueError, match=r"^group 1, parameter 1 is in its group twice"):
