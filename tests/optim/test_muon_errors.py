@@ -12,7 +12,7 @@ from tests.spectra import gaussian
 from torch import nn
 from torch.nn import Parameter
 
-from polarstep import SGD, AdamW, Exact, LowRank, Muon
+from polarstep import SGD, AdamW, Exact, LowRank, Muon, muon_for
 
 
 def matrix():
@@ -494,3 +494,19 @@ def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
 def test_what_is_no_list_of_parameters(params, message):
     with pytest.raises(TypeError, match=message):
         Muon(params)
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ([nn.Linear(3, 3), nn.Linear(3, 3)], r"a list: .*make one, as torch\.nn\.ModuleList\("),
+        ({"generator": nn.Linear(3, 3)}, r"a dict: .*make one, as torch\.nn\.ModuleDict\("),
+        (nn.Transformer, r"a type: .*give an instance, as Transformer\("),
+        (nn.Linear(3, 3).parameters(), r"a generator: .*go to polarstep\.Muon\(params\)"),
+        (nn.Linear(3, 3).state_dict(), r"a OrderedDict: .*go to polarstep\.Muon\(params\)"),
+        ([], r"a list: .*go to polarstep\.Muon\(params\)"),
+    ],
+)
+def test_what_is_no_model(model, remedy):
+    with pytest.raises(TypeError, match=f"^model is {remedy}"):
+        muon_for(model)
