@@ -102,7 +102,7 @@ class RunIdentity:
             return cls(**values | {"ablation": Ablation(**ablation) if ablation else None})
         except (AttributeError, TypeError) as error:
             raise StorageError(
-                f"{path} is not the config of a run ({error}): restore the file, or leave this run out"
+                f"{path} is not the config of a run: {error}; restore the file, or leave this run out"
             ) from error
 
     @property
