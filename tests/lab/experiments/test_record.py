@@ -106,7 +106,9 @@ def test_directories_that_are_no_runs(tmp_path):
     with pytest.raises(StorageError, match=r"config\.json holds \[1\], expected a JSON object"):
         RunRecord.load(tmp_path)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(StorageError, match=r"not the config of a run: .*; restore the file, or lea"):
+    with pytest.raises(
+        StorageError, match=r"not the config of a run: .*; restore the file, or lea"
+    ):
         RunRecord.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StorageError, match="is not valid JSON"):
