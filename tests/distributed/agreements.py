@@ -72,6 +72,43 @@ def other_parameters_on_one(rank: int) -> list[str]:
     return words_of(optimizer, params, 1)
 
 
+def warned_of(step: Any) -> list[str]:
+    """The warnings of ``step`` that say what differs between ranks."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        step()
+    return [str(w.message) for w in caught if "differ between ranks" in str(w.message)]
+
+
+# What rank 1 has otherwise, of a matrix and of a vector.
+COPIES: dict[str, tuple[Any, Any]] = {
+    "nothing": (lambda p: None, lambda p: None),
+    "rounding": (lambda p: p.data.mul_(1 + 1e-6), lambda p: p.grad.mul_(1 + 1e-6)),
+    "values": (lambda p: p.data.neg_(), lambda p: None),
+    "gradients": (lambda p: None, lambda p: p.grad.neg_()),
+    "no gradient": (lambda p: None, lambda p: setattr(p, "grad", None)),
+}
+
+
+def other_copies_on_one(rank: int, kind: str) -> list[list[str]]:
+    """What is warned of at the first step, at the second, and at the first after a checkpoint."""
+    of_values, of_gradients = COPIES[kind]
+    params = [nn.Parameter(given("a", (8, 12), 0)), nn.Parameter(given("v", (12,), 0))]
+    groups = [{"params": [("a", params[0])]}, {"params": [("v", params[1])], "algorithm": "adamw"}]
+    optimizer = ps.Muon(groups, lr=0.1, process_group=dist.group.WORLD)
+    told = []
+    for step in range(3):
+        give_gradients(params, step)
+        if rank == 1:
+            for p in params:
+                of_values(p)
+                of_gradients(p)
+        if step == 2:
+            optimizer.load_state_dict(optimizer.state_dict())
+        told.append(warned_of(optimizer.step))
+    return told
+
+
 def more_parameters_on_one(rank: int, mesh: Any) -> list[str]:
     """Rank 1 gets a matrix that no other rank has, between two steps."""
     params = [matrix("a", mesh, Shard(0))]
@@ -493,6 +530,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         "bad map": a_map_that_fails_on_experts_of_one(mesh),
         "peaks": peaks(mesh),
         "other parameters": other_parameters_on_one(rank),
+        "copies": {kind: other_copies_on_one(rank, kind) for kind in COPIES},
         "more parameters": more_parameters_on_one(rank, mesh),
         # On some ranks only, a group is made here. The group for the host comes after it.
         "elsewhere": on_other_ranks(),

@@ -37,6 +37,23 @@ def test_ranks_with_other_parameters_are_told(found) -> None:
     assert "rank 1: 2 parameters in common" in words[0][0]
 
 
+@pytest.mark.parametrize("kind", agreements.COPIES)
+def test_copies_that_differ_are_told_of(kind, found) -> None:
+    """As without DDP, or after a backward pass in no_sync(): all ranks say so, when they look."""
+    told = found[0]["copies"][kind]
+    assert all(there["copies"][kind] == told for there in found)
+    if kind in ("nothing", "rounding"):
+        assert told == [[], [], []]
+        return
+    (first,), second, (third,) = told
+    assert second == []
+    what = "values" if kind == "values" else "gradients"
+    of = f"the {what} of a (8×12 torch.float64) in group 0, v (12 "
+    assert first.startswith(of)
+    assert of in third  # by now values may differ, too
+    assert "Expected DistributedDataParallel(model), which sends the values of rank 0" in first
+
+
 def test_ranks_with_parameters_in_another_order_are_told(found) -> None:
     """They would mix the rows of two matrices of one shape."""
     for there in found:

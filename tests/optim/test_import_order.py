@@ -40,6 +40,7 @@ LEVELS = (
     {"groups", "elementwise"},
     {"elementwise_rule", "flattened", "misnamed", "scaling", "transforms"},
     {
+        "distributed.copies",
         "distributed.gather",
         "distributed.layout",
         "distributed.ledger",

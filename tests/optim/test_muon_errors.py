@@ -12,7 +12,7 @@ from tests.spectra import gaussian
 from torch import nn
 from torch.nn import Parameter
 
-from polarstep import SGD, AdamW, Exact, LowRank, Muon
+from polarstep import SGD, AdamW, Exact, LowRank, Muon, muon_for
 
 
 def matrix():
@@ -194,6 +194,21 @@ def test_bad_calls():
     with pytest.raises(ValueError, match="no 'params'"):
         optimizer.add_param_group({"lr": 0.1})
     assert len(optimizer.param_groups) == 1
+
+
+@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
+def test_a_parameter_that_is_twice_in_a_group_is_refused(algorithm):
+    W, other = matrix(), matrix()
+    for params in ([W, other, W], [("a", W), ("b", other), ("c", W)]):
+        with pytest.raises(
+            ValueError, match=r"^(parameter 2|c) is in its group twice: .*leave one"
+        ):
+            Muon([{"params": params, "algorithm": algorithm}])
+    optimizer = Muon([other])
+    with pytest.raises(ValueError, match=r"^group 1, parameter 1 is in its group twice"):
+        optimizer.add_param_group({"params": [W, W], "algorithm": algorithm})
+    assert len(optimizer.param_groups) == 1
+    optimizer.add_param_group({"params": [W], "algorithm": algorithm})
 
 
 def test_rules_check_their_own():
@@ -479,3 +494,19 @@ def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
 def test_what_is_no_list_of_parameters(params, message):
     with pytest.raises(TypeError, match=message):
         Muon(params)
+
+
+@pytest.mark.parametrize(
+    ("model", "remedy"),
+    [
+        ([nn.Linear(3, 3), nn.Linear(3, 3)], r"a list: .*make one, as torch\.nn\.ModuleList\("),
+        ({"generator": nn.Linear(3, 3)}, r"a dict: .*make one, as torch\.nn\.ModuleDict\("),
+        (nn.Transformer, r"a type: .*give an instance, as Transformer\("),
+        (nn.Linear(3, 3).parameters(), r"a generator: .*go to polarstep\.Muon\(params\)"),
+        (nn.Linear(3, 3).state_dict(), r"a OrderedDict: .*go to polarstep\.Muon\(params\)"),
+        ([], r"a list: .*go to polarstep\.Muon\(params\)"),
+    ],
+)
+def test_what_is_no_model(model, remedy):
+    with pytest.raises(TypeError, match=f"^model is {remedy}"):
+        muon_for(model)

@@ -18,6 +18,7 @@ The lower half knows of no optimizer. A step of one process imports it, too, as 
 parts:
 
 status       what ranks agree on before a step: gradients, and errors
+copies       plain parameters that should be alike on all ranks, and are not
 ledger       bytes and FLOPs of every plan, as formulas
 gather       the plan "gather": every rank gathers whole matrices, and computes all of them
 summed       what one rank computes, in the plan "sharded", from a small matrix summed over the ranks

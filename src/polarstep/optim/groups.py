@@ -100,9 +100,20 @@ def check_params(group: Group, before: Sequence[Group] = ()) -> None:
 
 
 def check_new(group: Group, before: Sequence[Group]) -> None:
-    """Raise for the first parameter of ``group`` that a group in ``before`` holds already."""
+    """Raise for the first parameter of ``group`` that it has twice, or that ``before`` holds already.
+
+    torch only warns of a parameter that a group has twice. Here both would be in one batch, and a
+    kernel would write to the same memory twice at once.
+    """
     held = {id(p) for other in before for p in other["params"]}
+    seen: set[int] = set()
     for name, p in _told_by_group(group, len(before) or None):
+        if id(p) in seen:
+            raise ValueError(
+                f"{name} is in its group twice: expected every parameter once, also where two layers "
+                "are tied; leave one out, or give model.parameters(), which has each parameter once"
+            )
+        seen.add(id(p))
         if id(p) in held:
             raise ValueError(
                 f"{name} is in another group of this optimizer: expected every parameter in one group, "

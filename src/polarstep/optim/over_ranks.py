@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from polarstep.callers_level import callers_level
+from polarstep.distributed.copies import words_of_differences
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.status import (
     Agreement,
@@ -49,6 +50,7 @@ class StepOverRanks:
         self._made_from: tuple[Sequence[tuple[Tensor, Layout]], list[int]] = ((), [])
         # Whether a state may have come since the last step, as by load_state_dict. A copy may hold one.
         self.loaded = True
+        self._differences: str | None = None  # between copies on ranks, in words
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
@@ -101,6 +103,7 @@ class StepOverRanks:
         self.loaded = False
         if self._agreement.loaded:
             drop_placeholders(groups, state, self._agreement.loaded)
+            self._differences = words_of_differences(common, self._agreement.loaded)
         memory.forget(self._agreement.outdated)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
@@ -183,7 +186,20 @@ class StepOverRanks:
             self._failure = self._failure or error
 
     def tell_of_failure(self) -> None:
-        """Warn of an error in this rank's share, which all ranks will raise at the next step."""
+        """Warn of an error in this rank's share, which all ranks will raise at the next step.
+
+        Warn also of parameters that should be copies of one another and are not.
+        """
+        told, self._differences = self._differences, None
+        if told is not None:
+            warnings.warn(
+                f"{told} differ between ranks. With process_group=… all of them must have the same "
+                "values and the same gradients, or each goes on with a model of its own. Expected "
+                "DistributedDataParallel(model), which sends the values of rank 0 to all and averages "
+                "the gradients in every backward pass outside no_sync(); without it, give no "
+                "process_group",
+                stacklevel=callers_level(),
+            )
         if self._failure is not None:
             warnings.warn(
                 f"{type(self._failure).__name__}: {self._failure}; this rank may not have updated all "

@@ -67,7 +67,9 @@ def read_recipe_file(path: Path, method: Method | str | None) -> tuple[str, Meth
         name, slug, overrides = content["recipe"], content["method"], content["overrides"]
     except (KeyError, TypeError):
         raise ConfigError(
-            f"{path} is not a recipe file: expected the keys recipe, method and overrides"
+            f"{path} is not a recipe file: expected the keys recipe, method and overrides, as in "
+            '{"recipe": "nanogpt-toy", "method": "muon", "overrides": {"optimizer.lr": 0.02}}; '
+            "`polarstep tune` writes such files, and a whole config, as --show prints it, is none"
         ) from None
     for key, kind in (("recipe", str), ("method", str), ("overrides", dict)):
         if not isinstance(content[key], kind):

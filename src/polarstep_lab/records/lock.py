@@ -21,7 +21,7 @@ except ImportError:  # Windows has no flock; there, two runs in one directory ar
     fcntl = None  # type: ignore[assignment]
 
 from polarstep_lab.records.mark import LOCK, read_object, refuse_foreign
-from polarstep_lab.storage import StorageError
+from polarstep_lab.storage import StorageError, refuse_unwritable
 
 __all__ = ["RunLock"]
 
@@ -36,8 +36,9 @@ class RunLock:
     """
 
     def __init__(self, directory: Path, label: str = "") -> None:
-        """Lock ``directory``; ``label`` tells others what runs there. Raises if it is locked."""
+        """Lock ``directory``; ``label`` tells others what runs there. Raises if it cannot be locked."""
         refuse_foreign(directory)
+        refuse_unwritable(directory / LOCK, "--out")
         self._directory = directory
         self._made = [path for path in (directory, *directory.parents) if not path.exists()]
         self._file: IO[bytes] | None = _locked_file(directory)

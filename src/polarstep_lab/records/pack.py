@@ -25,7 +25,7 @@ from typing import Any
 from polarstep_lab.records import record
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, split_path, write_archive
 from polarstep_lab.records.mark import CONFIG
-from polarstep_lab.records.record import find_runs, read_files
+from polarstep_lab.records.record import RunRecord, find_runs, read_files
 from polarstep_lab.storage import StorageError, refuse_unwritable, to_json
 
 __all__ = ["Packed", "pack", "without_machine"]
@@ -62,6 +62,7 @@ def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
     kept = 0
     for name, path in _named(folders, archive).items():
         files = without_machine(read_files(path))
+        RunRecord.from_files(path, files)  # raises where a file is damaged
         old = before.get(name)
         if old is not None and _config(old, archive / name) != _config(files, path):
             if not force:

@@ -95,6 +95,7 @@ class RunIdentity:
     @classmethod
     def from_dict(cls, raw: Any, path: Path) -> RunIdentity:
         """An identity from the content of the ``config.json`` at ``path``."""
+        _require_object(raw, path)
         try:
             ablation = raw.get("ablation")
             values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
@@ -226,7 +227,11 @@ class RunRecord:
     def load(cls, directory: Path | str) -> RunRecord:
         """Read a run directory or a run in an archive, finished or not."""
         directory = Path(directory)
-        files = read_files(directory)
+        return cls.from_files(directory, read_files(directory))
+
+    @classmethod
+    def from_files(cls, directory: Path, files: Mapping[str, Any]) -> RunRecord:
+        """The record of the run in ``directory``, whose files were read already."""
         if CONFIG not in files:  # a directory has one, an archive may have been edited
             raise StorageError(
                 f"{directory} has no {CONFIG}: restore the archive, or pack it again"
@@ -234,13 +239,29 @@ class RunRecord:
         ended = RESULT in files
         logs = {Path(name).stem: tuple(rows) for name, rows in files.items() if _is_log(name)}
         metrics = logs.pop(Path(METRICS).stem, ())
-        return cls(
+        found = cls(
             directory=directory,
             identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
             environment=_require_object(files.get(ENVIRONMENT, {}), directory / ENVIRONMENT),
             metrics=_metric_rows(metrics, directory / METRICS),
             result=Result.from_dict(files[RESULT], directory / RESULT) if ended else None,
             logs=logs,
+        )
+        found._require_whole_metrics()
+        return found
+
+    def _require_whole_metrics(self) -> None:
+        """Raise if the run has finished, and its metrics end before its last step.
+
+        Metrics are on disk before the result is written, so a kill does not lead to this.
+        """
+        last = self.metrics[-1].step if self.metrics else None
+        if self.result is None or self.result.status != "finished" or last == self.result.steps:
+            return
+        where = "without a step" if last is None else f"at step {last}"
+        raise StorageError(
+            f"{self.directory / METRICS} ends {where}, but the run finished after step "
+            f"{self.result.steps}: the file was cut or replaced; restore it, or leave this run out"
         )
 
     @property

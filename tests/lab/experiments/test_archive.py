@@ -67,11 +67,11 @@ def test_every_file_of_every_run_is_read_back_as_it_was(runs, tmp_path):
 def test_a_number_that_is_not_finite_is_packed_as_nothing(number, runs, tmp_path):
     with (runs / "a" / "seed-0" / "metrics.jsonl").open("a") as file:
         file.write(
-            f'{{"step": 99, "kind": "train", "loss": {number}, "lr": 0.1, "seconds": 9.0}}\n'
+            f'{{"step": 200, "kind": "train", "loss": {number}, "lr": 0.1, "seconds": 9.0}}\n'
         )
     archive = pack([runs], tmp_path / "suite").archive
     last = RunRecord.load(archive / "a/seed-0").metrics[-1]
-    assert last.step == 99
+    assert (last.step, last.kind) == (200, "train")
     assert math.isnan(last.loss)
 
 
@@ -131,7 +131,8 @@ def test_a_run_that_has_ended_is_not_replaced_by_one_that_has_not(runs, tmp_path
     assert pack([runs], tmp_path / "suite").kept == 2
     assert archive.read_bytes() == before
     result = read_json(runs / "a" / "seed-1" / "result.json")
-    write_json(runs / "b" / "seed-1" / "result.json", result)  # unfinished until now
+    for name in ("result.json", "metrics.jsonl"):  # unfinished until now
+        shutil.copy(runs / "a" / "seed-1" / name, runs / "b" / "seed-1" / name)
     write_json(runs / "a" / "seed-1" / "result.json", result | {"value": 29.5})  # run again
     assert pack([runs], tmp_path / "suite", force=True).replaced == 2
     assert RunRecord.load(archive / "b/seed-1").status == "finished"
@@ -244,6 +245,23 @@ def test_damage_is_named(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(StorageError, match="no runs in"):
         pack([tmp_path / "empty"], tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", '{"recipe": "nanogpt-toy"}', "is not the config of a run"),
+        ("environment.json", "[1, 2]", r"holds \[1, 2\], expected a JSON object"),
+        ("result.json", "[1, 2]", r"holds \[1, 2\], expected a JSON object"),
+        ("metrics.jsonl", "", "ends without a step"),
+    ],
+)
+def test_a_damaged_run_is_not_packed(name, content, message, runs, tmp_path):
+    damaged = runs / "a" / "seed-1" / name
+    damaged.write_text(content)
+    with pytest.raises(StorageError, match=rf"{re.escape(str(damaged))} {message}"):
+        pack([runs], tmp_path / "suite")
+    assert not (tmp_path / "suite").exists()
 
 
 def test_350_runs_are_a_megabyte_and_their_archive_is_read_once(tmp_path, monkeypatch):

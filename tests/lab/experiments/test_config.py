@@ -171,7 +171,9 @@ def test_a_recipe_file_is_a_recipe(tmp_path):
     with pytest.raises(ConfigError, match="seed=5: no setting to override"):
         resolve(str(path))
     path.write_text("{}")
-    with pytest.raises(ConfigError, match="is not a recipe file"):
+    with pytest.raises(
+        ConfigError, match=r"is not a recipe file: .*as in \{.*whole config, .* is none"
+    ):
         resolve(str(path))
 
 

@@ -89,6 +89,21 @@ def test_an_out_that_is_a_file_is_named(tmp_path):
     assert (tmp_path / "out").read_text() == "notes"
 
 
+@pytest.mark.parametrize("more", [(), ("--force",)])
+def test_an_out_that_cannot_be_written_to_is_named(more, tmp_path, monkeypatch):
+    """It ended in the system's words, as [Errno 20] or [Errno 30], without a remedy."""
+    (tmp_path / "file").write_text("notes")
+    said = polarstep(*run_command(tmp_path / "file" / "run", *more), status=1)
+    assert "file is a file, expected a folder: choose another --out" in said
+    allowed = os.access  # root may write anywhere
+    monkeypatch.setattr(
+        os, "access", lambda place, mode: place != tmp_path and allowed(place, mode)
+    )
+    said = polarstep(*run_command(tmp_path / "below" / "run", *more), status=1)
+    assert f"{tmp_path} is a folder that cannot be written to: choose another --out" in said
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_force_says_what_it_removes_and_removes_the_run_alone(tmp_path):
     out = tmp_path / "run"
     polarstep(*run_command(out, "--tensorboard"))

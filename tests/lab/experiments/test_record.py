@@ -103,16 +103,39 @@ def test_directories_that_are_no_runs(tmp_path):
     with pytest.raises(StorageError, match=r"not a run directory: it has no config\.json"):
         RunRecord.load(tmp_path)
     (tmp_path / "config.json").write_text("[1]")
-    with pytest.raises(StorageError, match="is not the config of a run"):
+    with pytest.raises(StorageError, match=r"config\.json holds \[1\], expected a JSON object"):
+        RunRecord.load(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(
+        StorageError, match=r"not the config of a run: .*; restore the file, or lea"
+    ):
         RunRecord.load(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(StorageError, match="is not valid JSON"):
         RunRecord.load(tmp_path)
 
 
+@pytest.mark.parametrize("kept", [0, 1, 2, 3])
+def test_a_finished_run_whose_metrics_end_early_is_damaged(kept, tmp_path):
+    identity().save(tmp_path)
+    rows = [json.dumps(ROW | {"step": step}) + "\n" for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(rows[:kept]))
+    RunRecord.load(tmp_path)  # unfinished
+    for status in ("stopped", "failed", "diverged"):
+        (tmp_path / "result.json").write_text(json.dumps(RESULT | {"status": status}))
+        assert RunRecord.load(tmp_path).status == status
+    (tmp_path / "result.json").write_text(json.dumps(RESULT))
+    if kept == 3:
+        assert RunRecord.load(tmp_path).status == "finished"
+        return
+    where = f"ends {f'at step {kept}' if kept else 'without a step'}, but the run .* after step 3"
+    with pytest.raises(StorageError, match=rf"metrics\.jsonl {where}: .*restore it, or leave"):
+        RunRecord.load(tmp_path)
+
+
 RESULT = {"metric": "test_accuracy", "value": 0.5, "status": "finished", "steps": 3, "step_ms": 1.0,
           "optimizer_gflops_per_step": 1.0, "optimizer_ms_per_step": 1.0}  # fmt: skip
-ROW = {"step": 1, "kind": "train", "loss": 2.0, "lr": 0.1, "seconds": 1.0}
+ROW = {"step": 3, "kind": "train", "loss": 2.0, "lr": 0.1, "seconds": 1.0}
 
 
 @pytest.mark.parametrize(
@@ -132,7 +155,8 @@ ROW = {"step": 1, "kind": "train", "loss": 2.0, "lr": 0.1, "seconds": 1.0}
 def test_a_value_of_another_type_is_named(file, field, value, expected, tmp_path):
     identity().save(tmp_path)
     whole = RESULT if file == "result.json" else ROW
-    (tmp_path / file).write_text(json.dumps(whole) + "\n")
+    for name, content in (("metrics.jsonl", ROW), (file, whole)):
+        (tmp_path / name).write_text(json.dumps(content) + "\n")
     RunRecord.load(tmp_path)
     (tmp_path / file).write_text(json.dumps(whole | {field: value}) + "\n")
     told = re.escape(f"{field} is {json.dumps(value)}, expected {expected}")

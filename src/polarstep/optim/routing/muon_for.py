@@ -277,10 +277,16 @@ def _nothing_for_muon(model: nn.Module, routed: Sequence[Routed], frozen: int) -
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"model is a {type(model).__name__}: expected a torch.nn.Module; "
-            "parameters by themselves go to polarstep.Muon(params)"
-        )
+        remedy = "parameters by themselves go to polarstep.Muon(params)"
+        parts = list(model.values()) if isinstance(model, dict) else model
+        if isinstance(parts, list | tuple) and parts and isinstance(parts[0], nn.Module):
+            holder = "ModuleDict" if isinstance(model, dict) else "ModuleList"
+            remedy = (
+                f"of several models make one, as torch.nn.{holder}(…), or an optimizer for each"
+            )
+        elif isinstance(model, type) and issubclass(model, nn.Module):
+            remedy = f"give an instance, as {model.__name__}(…)"
+        raise TypeError(f"model is a {type(model).__name__}: expected a torch.nn.Module; {remedy}")
     if isinstance(model, torch.jit.ScriptModule):
         raise TypeError(
             f"model is a {type(model).__name__}, in which TorchScript has hidden the types of layers: "
