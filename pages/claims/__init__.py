@@ -22,6 +22,7 @@ by subject:
     wiki        its short runs, its size, and its text
     theory      γ, the noise of gradients, and rates
     adaptive    ranks and new bases chosen by the captured share
+    embedding   the rate of the embedding, on a toy GPT
     rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
     ranks       bytes and products of steps on many ranks, by the ledger
     flops       what the ledger leaves unexplained of the paper's counts
@@ -42,6 +43,7 @@ from pages.claims import (  # noqa: F401
     cifar10,
     cost,
     cpu,
+    embedding,
     flops,
     fuzzer,
     long_run,
