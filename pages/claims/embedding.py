@@ -33,7 +33,7 @@ def embedding_rate_on_a_toy() -> str:
     best, default = min(validation, key=lambda rate: validation[rate]), AdamW().lr
     apart = percent(test[default], test[best])
     return (
-        f"{default:g} has {apart.told(unit='%')} against {best:g}, the best of {len(validation)} rates of "
-        f"the embedding on another seed, in test perplexity after {tokens_of(RECIPE) / 1e6:.2f}M tokens "
+        f"{default:g} has {apart.told(unit='%')} against {best:g}, the best of {len(validation)} rates "
+        f"of the embedding on another seed, in test perplexity after {tokens_of(RECIPE) / 1e6:.2f}M tokens "
         f"(characters, in full space with the same rate for the head in all runs)"
     )
