@@ -34,6 +34,7 @@ def embedding_rate_on_a_toy() -> str:
     apart = percent(test[default], test[best])
     return (
         f"{default:g} has {apart.told(unit='%')} against {best:g}, the best of {len(validation)} rates "
-        f"of the embedding on another seed, in test perplexity after {tokens_of(RECIPE) / 1e6:.2f}M tokens "
-        f"(characters, in full space with the same rate for the head in all runs)"
+        "of the embedding on another seed, in test perplexity after "
+        f"{tokens_of(RECIPE) / 1e6:.2f}M tokens (characters, in full space with the same rate for the "
+        "head in all runs)"
     )
