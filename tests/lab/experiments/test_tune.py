@@ -65,7 +65,7 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {}
     exec(compile(block, "docs/tuning.md", "exec"), names)
-    assert len(open_study(names["spec"]).trials) == 20
+    assert len(open_study(names["spec"]).trials) == 4
 
 
 def test_the_best_trial_is_found_near_the_minimum(journal):
