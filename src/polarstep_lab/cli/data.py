@@ -105,8 +105,9 @@ def tokenize(
 def _check_tokens(vocab: Path | None, characters: bool) -> None:
     """Raise unless exactly one kind of tokens is asked for."""
     if characters == (vocab is not None):
+        both = "--vocab and --characters exclude each other; " if characters else ""
         raise VocabularyError(
-            "say which tokens: --vocab FILE for GPT-2's (r50k_base.tiktoken), or --characters"
+            f"{both}say which tokens: --vocab FILE for GPT-2's (r50k_base.tiktoken), or --characters"
         )
     if vocab is not None:
         need("--vocab", "tiktoken")

@@ -94,17 +94,19 @@ def overrides_of(
 
 
 def seeds_of(text: str) -> list[int]:
-    """Seeds from ``"3"`` (0, 1, 2) or ``"0,4,7"``, each once.
+    """Seeds from ``"3"`` (0, 1, 2) or ``"0,4,7"``, each once; ``"4,"`` is seed 4 alone.
 
-    >>> seeds_of("3"), seeds_of("0,4,7"), seeds_of("4,4")
-    ([0, 1, 2], [0, 4, 7], [4])
+    >>> seeds_of("3"), seeds_of("0,4,7"), seeds_of("4,4"), seeds_of("0,")
+    ([0, 1, 2], [0, 4, 7], [4], [0])
     """
     try:
         numbers = [int(part) for part in text.split(",") if part]
     except ValueError:
         numbers = []
-    if not numbers or min(numbers) < 0 or numbers == [0]:
-        raise ConfigError(f"--seeds {text}: expected a number of seeds, as 3, or a list, as 0,4,7")
-    if len(numbers) > 1 or "," in text:
+    if not numbers or min(numbers) < 0 or text.strip() == "0":
+        raise ConfigError(
+            f"--seeds {text}: expected a number of seeds, as 3, or a list, as 0,4,7; 4, is seed 4 alone"
+        )
+    if "," in text:
         return list(dict.fromkeys(numbers))
     return list(range(numbers[0]))

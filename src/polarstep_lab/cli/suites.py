@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -105,7 +105,7 @@ def ablate(
     """Vary one setting and keep the rest: the paper's ablations."""
     with clear_errors("Run the same command again to go on."):
         refuse_launcher("ablate")
-        parsed = [parse_assignment(f"v={v}")[1] for v in values.split(",")] if values else []
+        parsed = _values_of(values)
         folder = out or Path("runs") / f"{Path(recipe).stem}-{axis}"
         runs = ablation_runs(
             recipe,
@@ -117,6 +117,18 @@ def ablate(
             folder,
         )
         _run_suite(runs, folder, on, workers, force, tensorboard)
+
+
+def _values_of(text: str | None) -> list[Any]:
+    """The values of ``--values``; none without the option, for the paper's."""
+    if text is None:
+        return []
+    parts = text.split(",")
+    if not all(map(str.strip, parts)):
+        raise ConfigError(
+            f"--values {text!r}: expected values, as 16,32,64; without the option the paper's are taken"
+        )
+    return [parse_assignment(f"v={part}")[1] for part in parts]
 
 
 def _run_suite(

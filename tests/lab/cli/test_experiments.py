@@ -227,7 +227,14 @@ IN_PROSE = ["--set", "data.train=corpus:prose"]
         (["list", "nowhere"], "nowhere does not exist"),
         (["download", "imagenet"], "expected cifar10"),
         (["tokenize", "a.txt", "--out", "o", "--characters"], "no such file: a.txt"),
+        (["compare", "nanogpt-toy", "--seeds", "0"], "4, is seed 4 alone"),
+        (["ablate", "nanogpt-toy", "rank", "--values", ""], "--values '': expected values, as"),
+        (["ablate", "nanogpt-toy", "rank", "--values", "6,,8"], "--values '6,,8': expected values"),
         (["tokenize", "a.txt", "--out", "o"], "say which tokens"),
+        (
+            ["tokenize", "a.txt", "--out", "o", "--characters", "--vocab", "v"],
+            "--vocab and --characters exclude each other",
+        ),
     ],
 )
 def test_failures_are_one_message_and_leave_nothing(arguments, message):
