@@ -6,12 +6,14 @@ compared with.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +207,19 @@ def forked(rank: int, count: int, port: int, jobs: Sequence[str], folder: Path) 
     work(jobs, folder)
 
 
+def keep_store(ours: Connection, theirs: Connection) -> None:
+    """Hold the store at which ranks meet, until the process that asked for it has ended.
+
+    In a process of its own: the store has a thread, and what is forked beside a running thread may wait
+    for ever for a lock that the thread held.
+    """
+    ours.close()
+    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    theirs.send(store.port)
+    with contextlib.suppress(EOFError):
+        theirs.recv()
+
+
 def main() -> None:
     jobs, folder = sys.argv[1].split(","), Path(sys.argv[2])
     if jobs == ["alone"]:
@@ -214,9 +229,12 @@ def main() -> None:
         work(jobs, folder)
         return
     count = int(sys.argv[3])
-    store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    forking = multiprocessing.get_context("fork")
+    ours, theirs = forking.Pipe()
+    keeper = forking.Process(target=keep_store, args=(ours, theirs), daemon=True)
+    keeper.start()
     multiprocessing.start_processes(
-        forked, (count, store.port, jobs, folder), nprocs=count, start_method="fork"
+        forked, (count, ours.recv(), jobs, folder), nprocs=count, start_method="fork"
     )
 
 
