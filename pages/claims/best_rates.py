@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from differences import Change, percent
 from frontier import FULL
-from long_run import SHORT, row_of, whole_run
-from pages import ROOT
+from long_run import SHORT
 from pages.claims.long_run import long_gap, step_times
 from pages.claims.words import claim
 from pages.records import best_rates, quality
 from pages.records import long_run as study
-from polarstep_lab.records.record import RunRecord, find_runs
 
 
 def _tokens() -> str:
@@ -42,12 +40,7 @@ def rates_over_all_steps() -> str:
 @claim
 def closest_map() -> str:
     """How near the map of ``auto`` comes to full space in long runs."""
-    validation = percent(
-        *(
-            best_rates.validations(slug, best_rates.best(slug))
-            for slug in (study.MAP_OF_AUTO, study.BASE)
-        )
-    )
+    validation = best_rates.gap_on_validation(study.MAP_OF_AUTO)
     return (
         f"{best_rates.gap(study.MAP_OF_AUTO).told(unit='%')} in test perplexity against full space "
         f"{_tokens()}, each at the best of its rates ({validation.told(unit='%')} in validation)"
@@ -149,13 +142,7 @@ def flat_at_the_best_rate() -> str:
 def rates_in_stages() -> str:
     """How the recipe of the long run changes its rate by itself."""
     lr, level, _ = _level_rates()
-    (run,) = (
-        run
-        for run in map(RunRecord.load, find_runs([ROOT / best_rates.OTHER_RATES]))
-        if run.identity.seed == best_rates.SEED
-        and row_of(run.identity, whole_run).slug == study.BASE
-        if run.identity.config["optimizer"]["lr"] == lr
-    )
+    run = best_rates.finished()[study.BASE][lr][best_rates.SEED]
     first, *later = (stage["lr"] for stage in run.identity.config["data"]["stages"])
     assert first == 1
     highest = max(row.lr for row in run.metrics) / lr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 import polarstep as ps
+from pages.claims.ranks import MIB
 from pages.claims.scaling import widest
 from pages.claims.words import claim
 from pages.records.costs import AUTO, BETWEEN, FULL_SPACE, SIXTH, steps
@@ -21,7 +22,6 @@ FULL = ps.NewtonSchulz(5, "polar-express")
 NARROW = ps.LowRank(120, power=0)
 """A low-rank map whose sums on shards are fewer bytes than M and T, on all matrices of :data:`GPT`."""
 ADAPTED, ADAPTER_RANK = 4096, 16
-MIB = 2**20
 
 
 def _price(load: str, *, rows: bool = False) -> str:

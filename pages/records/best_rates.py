@@ -23,41 +23,45 @@ SEED = 1
 
 
 @cache
-def ends() -> dict[str, dict[float, dict[int, tuple[Result, str]]]]:
-    """How the whole runs ended, and their source, by row, rate and seed; without those that diverged."""
+def finished() -> dict[str, dict[float, dict[int, RunRecord]]]:
+    """The whole runs by row, rate and seed, without those that diverged."""
     recorded = [run for seeds in study.runs().values() for run in seeds.values()]
     recorded += map(RunRecord.load, find_runs([ROOT / OTHER_RATES]))
-    found: dict[str, dict[float, dict[int, tuple[Result, str]]]] = {}
+    found: dict[str, dict[float, dict[int, RunRecord]]] = {}
     for run in recorded:
         slug, lr = row_of(run.identity, whole_run).slug, run.identity.config["optimizer"]["lr"]
         assert run.result is not None, f"a run of {slug} has not ended"
         if run.result.status == "finished":
-            of_rate = found.setdefault(slug, {}).setdefault(lr, {})
-            of_rate[run.identity.seed] = run.result, study.source_of(run)
+            found.setdefault(slug, {}).setdefault(lr, {})[run.identity.seed] = run
     return found
+
+
+def _results(slug: str, lr: float) -> dict[int, Result]:
+    """How a row's whole runs at a rate ended, by seed."""
+    return {seed: run.result for seed, run in finished()[slug][lr].items() if run.result}
 
 
 def tests(slug: str, lr: float) -> dict[int, float]:
     """Test perplexity of a row's whole runs at a rate, by seed."""
-    return {seed: result.value for seed, (result, _) in ends()[slug][lr].items()}
+    return {seed: result.value for seed, result in _results(slug, lr).items()}
 
 
 def validations(slug: str, lr: float) -> dict[int, float]:
     """The last validation perplexity of the same runs."""
-    found = {seed: result.validation for seed, (result, _) in ends()[slug][lr].items()}
+    found = {seed: result.validation for seed, result in _results(slug, lr).items()}
     return {seed: value for seed, value in found.items() if value is not None}
 
 
 def sources(slug: str) -> list[str]:
     """The sources of the runs that tables show of a row: those at its best rate, if it has several."""
-    if slug not in {row.slug for row in rows()}:
+    if not has_several(slug):
         return study.sources(slug)
-    return [source for _, source in ends()[slug][best(slug)].values()]
+    return [study.source_of(run) for run in finished()[slug][best(slug)].values()]
 
 
 def tried(slug: str) -> dict[float, float]:
     """Validation perplexity with :data:`SEED` at each rate of a row's whole runs."""
-    found = {lr: validations(slug, lr).get(SEED) for lr in sorted(ends()[slug])}
+    found = {lr: validations(slug, lr).get(SEED) for lr in sorted(finished()[slug])}
     return {lr: value for lr, value in found.items() if value is not None}
 
 
@@ -69,7 +73,12 @@ def best(slug: str) -> float:
 
 def rows() -> list[Row]:
     """The rows that were run to the end at more than one rate."""
-    return [row for row in SHOWN if row.slug in ends() and len(tried(row.slug)) > 1]
+    return [row for row in SHOWN if has_several(row.slug)]
+
+
+def has_several(slug: str) -> bool:
+    """Whether a row was run to the end at more than one rate."""
+    return slug in finished() and len(tried(slug)) > 1
 
 
 def at_an_end() -> list[Row]:
@@ -80,6 +89,11 @@ def at_an_end() -> list[Row]:
 def gap(slug: str) -> Change:
     """Test perplexity against full space on the same seeds, in percent, each at its best rate."""
     return percent(tests(slug, best(slug)), tests(study.BASE, best(study.BASE)))
+
+
+def gap_on_validation(slug: str) -> Change:
+    """The same as :func:`gap` by validation text."""
+    return percent(validations(slug, best(slug)), validations(study.BASE, best(study.BASE)))
 
 
 def to_best(slug: str) -> Change:
@@ -93,7 +107,7 @@ def told_gap(slug: str) -> str | None:
     It is :func:`gap` for :func:`rows`. Others have one rate, that of the long run's table, where full
     space is not at its best. They are told against it at that rate and at its best.
     """
-    if slug in {row.slug for row in rows()}:
+    if has_several(slug):
         return gap(slug).told(unit="%")
     found = study.gap(slug)
     if found is None:

@@ -36,17 +36,13 @@ def on_validation(slug: str) -> Change:
 
 def rows() -> Iterator[list[str]]:
     """Each head after both lengths: rates, test, validation, and whether it is within a hundredth."""
-    at_their_best = {row.slug for row in best_rates.rows()}
     seen = perplexities(VALIDATION)
     for part, trained, slug in HEADS:
         short = quality(trained), percent(reported(seen[trained]), seen[BASE])
         yield _row(part, f"{million_tokens():.1f}M", f"both at {BASE[1]:g}", *short)
-        if slug in at_their_best:
+        if best_rates.has_several(slug):
             rates, test = "each at its best", best_rates.gap(slug)
-            pair = (
-                best_rates.validations(each, best_rates.best(each)) for each in (slug, study.BASE)
-            )
-            validation = percent(*pair)
+            validation = best_rates.gap_on_validation(slug)
         else:
             found = study.gap(slug)
             assert found is not None

@@ -84,10 +84,10 @@ def long_run(module, tmp_path, monkeypatch):
         "steps",
         lambda: {("AdamW, fused", "nanoGPT"): {"state_mib": 612.0, "extra_mib": 0.1}},
     )
-    for cached in (found.runs, found.rates, better.ends):
+    for cached in (found.runs, found.rates, better.finished):
         cached.cache_clear()
     yield found, figures, study
-    for cached in (found.runs, found.rates, better.ends):
+    for cached in (found.runs, found.rates, better.finished):
         cached.cache_clear()
 
 
