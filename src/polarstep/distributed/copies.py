@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from polarstep.distributed import wire
@@ -40,15 +39,11 @@ def words_of_differences(common: Sequence[Common], among: set[int]) -> str | Non
         if not plain:
             continue
         params = [its.params[i] for i in plain]
-        mine = _sums([p.detach() for p in params]), _sums([p.grad for p in params])
-        of_each: list[tuple[list[list[float]], list[list[float]]] | None]
-        of_each = [None for _ in its.ranks]
-        dist.all_gather_object(of_each, mine, group=wire.side_group_of(its.ranks))
-        for what, of_ranks in zip(found, zip(*filter(None, of_each), strict=True), strict=True):
-            for i, pairs in zip(plain, zip(*of_ranks, strict=True), strict=True):
-                sums, norms = zip(*pairs, strict=True)
-                if max(sums) - min(sums) > PART_OF_NORM * max(norms):
-                    found[what].append(its.lines[i])
+        tensors = [p.detach() for p in params] + [p.grad for p in params]
+        highest, lowest, norms = wire.largest_of_ranks(_sums(tensors), its.ranks).unbind()
+        apart = (highest + lowest > PART_OF_NORM * norms).view(len(found), -1)
+        for those, flags in zip(found.values(), apart.tolist(), strict=True):
+            those += [its.lines[i] for i, flag in zip(plain, flags, strict=True) if flag]
     told = [
         f"the {what} of {', '.join(those[:SHOWN])}"
         + f" and {len(those) - SHOWN} more" * (len(those) > SHOWN)
@@ -58,14 +53,20 @@ def words_of_differences(common: Sequence[Common], among: set[int]) -> str | Non
     return " and ".join(told) or None
 
 
-def _sums(tensors: Sequence[Tensor | None]) -> list[list[float]]:
-    """The sum of the entries and the norm of each tensor; zeros where there is none."""
-    sums: list[list[float]] = []
+def _sums(tensors: Sequence[Tensor | None]) -> Tensor:
+    """The sum of each tensor, minus that sum, and the norm, on the host; zeros where there is none.
+
+    The largest of the first two over ranks are the highest sum and minus the lowest. A rank with a NaN
+    has no part in that: its sums are −∞.
+    """
+    device = next(X.device for X in tensors if X is not None)
+    wide = widest(device)
+    nothing = torch.zeros(3, dtype=wide, device=device)
+    found = []
     for X in tensors:
         if X is None:
-            sums.append([0.0, 0.0])
+            found.append(nothing)
             continue
-        wide = widest(X.device)
-        norm = torch.linalg.vector_norm(X, dtype=wide)
-        sums.append([float(X.sum(dtype=wide)), float(norm)])
-    return sums
+        s = X.sum(dtype=wide)
+        found.append(torch.stack([s, -s, torch.linalg.vector_norm(X, dtype=wide)]).to(device))
+    return torch.stack(found, dim=1).cpu().double().nan_to_num(-torch.inf, torch.inf, -torch.inf)
