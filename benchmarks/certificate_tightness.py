@@ -20,7 +20,7 @@ from rich.table import Table
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.diagnostics import certified, certify
+from polarstep.certificate import certified, certify
 from polarstep.optim.stepping.step import Bucket
 from polarstep_lab.data.corpus import corpus_text
 from polarstep_lab.models.gpt import GPT, GPTConfig

@@ -54,7 +54,7 @@ LONGEST = (
     "lab/cli/test_experiments.py",
     "polar/test_low_rank.py",
     "lab/cli/test_startup.py",
-    "diagnostics/test_noise.py",
+    "lab/checks/test_noise.py",
     "lab/test_rates.py",
     "optim/test_own_parts.py",
     "lab/experiments/test_directory.py",

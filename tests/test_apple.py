@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import float64, products, rng
-from polarstep.diagnostics import Monitor, certified, cheap_certificate
-from polarstep.diagnostics.measures import update_ratio
+from polarstep.certificate import Monitor, certified, cheap_certificate
+from polarstep.certificate.exact import update_ratio
 from polarstep.float64 import fitting, has_float64, in_float64, widest
 from polarstep.products.cuda import Cuda
 from polarstep.products.sizes import frexp, frobenius_norm, unit_scale

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep.diagnostics import Monitor
+from polarstep.certificate import Monitor
 
 
 def model() -> nn.Sequential:

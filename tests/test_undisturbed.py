@@ -21,7 +21,7 @@ from torch import nn
 import polarstep as ps
 from polarstep import muon_for
 from polarstep import undisturbed as undisturbed_settings
-from polarstep.diagnostics import certified, cheap_certificate
+from polarstep.certificate import certified, cheap_certificate
 from polarstep.optim.stepping import by_tables
 from polarstep.optim.stepping import replay as replaying
 from polarstep.optim.stepping.replay_plan import ReplayPlan

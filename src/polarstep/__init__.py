@@ -13,7 +13,7 @@ PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your o
 """
 
 from polarstep import convert
-from polarstep.diagnostics.certificate import Certificate, certify
+from polarstep.certificate import Certificate, certify
 from polarstep.optim import SGD, AdamW, Elementwise, Muon, NormalizedRows, Transform, muon_for
 from polarstep.polar import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.sketch import Gaussian, Kaczmarz, Sketch

@@ -260,7 +260,7 @@ def a_monitor_on_one(rank: int, mesh: Any) -> list[str]:
     params = [matrix("a", mesh, Shard(0))]
     optimizer = ps.Muon(params, lr=0.1, plan="owner")
     if rank == 0:
-        ps.diagnostics.Monitor(optimizer, every=2)
+        ps.certificate.Monitor(optimizer, every=2)
     return words_of(optimizer, params, 1)
 
 
@@ -268,7 +268,7 @@ def a_monitor_where_a_gradient_is_missing(rank: int, mesh: Any) -> tuple[int, fl
     """How many values two monitors have in common, and how far those of the ranks are off."""
     p, q = matrix("a", mesh, Shard(0)), nn.Parameter(given("a", (8, 12), 0))
     ours, one = ps.Muon([("a", p)], lr=0.1), ps.Muon([("a", q)], lr=0.1)
-    monitors = [ps.diagnostics.Monitor(each, every=2) for each in (ours, one)]
+    monitors = [ps.certificate.Monitor(each, every=2) for each in (ours, one)]
     for step in range(6):
         G = given("gradient", (8, 12), step)
         if step in (0, 3, 4):

@@ -291,7 +291,7 @@ def looked_at(mesh: Any, name: str, plan: str, every: int, skipped: int) -> floa
         ps.Muon([p], lr=0.1, plan=plan, **WITH_STATE[name]),
         ps.Muon([q], lr=0.1, **WITH_STATE[name]),
     )
-    ps.diagnostics.Monitor(ours, every=every)
+    ps.certificate.Monitor(ours, every=every)
     for step in range(8):
         q.grad = given("gradient", (9, 12), step)
         if step == skipped:

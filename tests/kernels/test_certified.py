@@ -7,7 +7,7 @@ import torch
 
 import polarstep as ps
 from polarstep import products, rng
-from polarstep.diagnostics import certified, certify
+from polarstep.certificate import certified, certify
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

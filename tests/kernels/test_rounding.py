@@ -19,7 +19,7 @@ from tests.spectra import SPECTRA, gaussian, matrix, operator_norm, with_singula
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.diagnostics import Certificate, certify, cheap_certificate
+from polarstep.certificate import Certificate, certify, cheap_certificate
 from polarstep.kernels.few_columns import times_few
 from polarstep.kernels.product import product
 from polarstep.theory.bounds import deflated_nu

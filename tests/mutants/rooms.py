@@ -62,7 +62,7 @@ ROOMS = {
     "sketch": _folder("sketch", 20),
     "theory": _folder("theory", 40),
     "polar": _folder("polar", 46),
-    "diagnostics": _folder("diagnostics", 40),
+    "certificate": _folder("certificate", 40),
     "optim": _folder("optim", 25),
     "matrix.py": _file("matrix", 15),
     "checked_values.py": _file("checked_values", 15),

@@ -13,7 +13,7 @@ from tests.own_parts import SignDescent
 from torch import Tensor, nn
 
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
-from polarstep.diagnostics import Monitor
+from polarstep.certificate import Monitor
 from polarstep.optim.stepping import by_tensors
 from polarstep.polar import Warm
 

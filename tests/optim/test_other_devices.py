@@ -17,7 +17,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import SGD, AdamW, muon_for
-from polarstep.diagnostics import Monitor
+from polarstep.certificate import Monitor
 from polarstep.optim import elementwise
 from polarstep.optim.stepping import padded
 

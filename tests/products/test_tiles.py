@@ -10,7 +10,7 @@ from tests.spectra import SPECTRA, batch, gaussian, operator_norm, orthogonal
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.diagnostics.cheap_bounds import certified
+from polarstep.certificate import certified
 from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.products.cpu import Cpu
 from polarstep.products.head import Head

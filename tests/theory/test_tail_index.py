@@ -147,13 +147,6 @@ def test_growth_has_no_upper_end_where_sums_may_not_grow():
     assert math.isfinite(found.low)
 
 
-def test_noise_norms_of_sixteen_bits_are_in_float32():
-    """The norm of a gradient that float16 holds may be beyond float16."""
-    gradients = (1e4 * torch.randn(8, 1000, generator=rng.generator("half"))).half()
-    expected = tail_index.noise_norms(gradients.double())
-    torch.testing.assert_close(tail_index.noise_norms(gradients).double(), expected)
-
-
 def test_the_fewest_samples_that_an_index_is_read_from():
     """More than 100 that are not zero for Hill's estimate, and 100 pairs for a stable law."""
     samples = draw(StudentT(2.0), 0, 200)

@@ -240,7 +240,7 @@ def _difference(its: Common, report: Report, head: _Head) -> str | None:
         return _of_options(its, report)
     if not head.same_hooks:
         return (
-            "a hook that gathers tensors itself, as that of a diagnostics.Monitor, is on some of the "
+            "a hook that gathers tensors itself, as that of a certificate.Monitor, is on some of the "
             f"ranks {its.ranks} only, and would wait for the others: expected it on all ranks; make a "
             "Monitor on every rank, and give a file or a writer to one of them"
         )

@@ -7,8 +7,7 @@ the power tail begins so far out that Hill needs millions of samples: use :func:
 terms, which is how α enters the theorems. For long sums it gives 2 for every law with a variance,
 and less than 2 for α-stable laws without one.
 
-The paper's assumption is about norms of the gradient noise, ‖G^i − ∇f‖_F. For a real model use
-:mod:`polarstep.diagnostics.gradient_noise`, for a small model :mod:`polarstep.diagnostics.per_sample`.
+The paper's assumption is about norms of the gradient noise of single examples, ‖G^i − ∇f‖_F.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,15 +31,6 @@ NO_LAW = (
     "no continuous law, and so no α-stable one; leave out samples that are exactly zero, as entries of "
     "parameters without a gradient"
 )
-
-
-def __getattr__(name: str) -> Any:
-    """``noise_norms`` and ``per_sample_gradients``, which were here and are diagnostics now."""
-    if name not in ("noise_norms", "per_sample_gradients"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from polarstep.diagnostics import per_sample
-
-    return getattr(per_sample, name)
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from pathlib import Path
 from torch.optim import Optimizer
 
 import polarstep as ps
-from polarstep.diagnostics.monitor import Monitor
+from polarstep.certificate import Monitor
 from polarstep_lab.storage import JsonLines
 
 __all__ = ["GammaLog"]
 
 
 class GammaLog:
-    """A :class:`polarstep.diagnostics.monitor.Monitor` of Muon's matrices that writes to a file.
+    """A :class:`polarstep.certificate.Monitor` of Muon's matrices that writes to a file.
 
     Tail indices are left out: each compares two consecutive steps, and a run may be interrupted
     between them.

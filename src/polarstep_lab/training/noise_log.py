@@ -1,7 +1,7 @@
 """``noise.jsonl``: the gradient noise of a run, measured at a few of its steps.
 
 At each of these steps the weights are held still and gradients are drawn from the training data
-(:mod:`polarstep.diagnostics.gradient_noise`), in an order independent of the run's, in two units:
+(:mod:`polarstep_lab.checks.noise`), in an order independent of the run's, in two units:
 
 ``"batch"``     batches as the run trains on them: the G_k of the optimizer.
 ``"example"``   single images or sequences: the G_k^i of the paper's assumption. Batch norm makes
@@ -25,10 +25,10 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polarstep.diagnostics.gradient_noise import NoiseDraws, draw_noise, held_still, mean_gradient
 from polarstep.optim.routing.anatomy import dissect
 from polarstep.optim.routing.roles import find_role
 from polarstep.rng import key_to_seed
+from polarstep_lab.checks.noise import NoiseDraws, draw_noise, held_still, mean_gradient
 from polarstep_lab.config import RunConfig
 from polarstep_lab.storage import JsonLines, read_lines
 from polarstep_lab.training.ranks import Ranks

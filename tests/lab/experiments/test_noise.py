@@ -11,7 +11,7 @@ import torch
 from tests.lab.experiments.small import fake_cifar10, tiny_cnn, tiny_gpt
 from tests.lab.experiments.test_train import StopAt, assert_same_run
 
-from polarstep.diagnostics.gradient_noise import held_still
+from polarstep_lab.checks.noise import held_still
 from polarstep_lab.config import ConfigError
 from polarstep_lab.records import record
 from polarstep_lab.records.record import RunRecord

@@ -7,14 +7,11 @@ it costs one comparison a step. It only reads what the optimizer passes to hooks
 numbers, so the trajectory is the same bit for bit with and without a monitor.
 
     monitor = Monitor(optimizer, every=100, jsonl="gamma.jsonl", tensorboard=SummaryWriter())
-    …train…
-    monitor.heatmap("gamma.png")
 
 The tail index is Hill's estimate from the entries of G_k − G_{k−1}, with G_k the gradient of step
 k. Between neighbouring steps the true gradient hardly changes, and the difference of two noises has
-the same tail as each. But entries are not independent, and the paper's assumption is about norms;
-to test that assumption take per-sample gradients (:mod:`polarstep.diagnostics.per_sample`). The index
-indicates a heavy tail; it proves nothing.
+the same tail as each. But entries are not independent, and the paper's assumption is about norms of
+the noise of single examples. The index indicates a heavy tail; it proves nothing.
 """
 
 from __future__ import annotations
@@ -27,9 +24,9 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.certificate.cheap import cheap_certificate
+from polarstep.certificate.exact import measure, update_ratio
 from polarstep.checked_values import check_integer
-from polarstep.diagnostics.cheap_bounds import cheap_certificate
-from polarstep.diagnostics.measures import measure, update_ratio
 from polarstep.distributed.layout import is_sharded, whole
 from polarstep.optim import Muon
 from polarstep.optim.groups import labelled_params
@@ -59,8 +56,7 @@ class Monitor:
     writer to the monitor of one rank only.
 
     ``rows`` is a list of all rows so far, about 1 kB each. With ``jsonl`` they are in the file as well.
-    A long run may then free them now and then by ``monitor.rows.clear()``, and draw
-    ``heatmap(read_rows(jsonl), …)`` from the file (:mod:`polarstep.diagnostics`).
+    A long run may then free them now and then by ``monitor.rows.clear()``.
 
     Args:
         optimizer: any :class:`polarstep.Muon`, such as :func:`polarstep.muon_for` gives.
@@ -143,12 +139,6 @@ class Monitor:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def heatmap(self, path: str | Path, column: str = "gamma") -> None:
-        """Draw ``column`` as a picture: layers down, steps across."""
-        from polarstep.diagnostics.layer_heatmap import heatmap
-
-        heatmap(self.rows, path, column)
 
     @torch.no_grad()
     def _prepare(self, optimizer: object, args: object, kwargs: object) -> None:

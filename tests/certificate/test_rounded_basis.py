@@ -10,7 +10,8 @@ from tests.spectra import SPECTRA, batch, gaussian, operator_norm, orthogonal
 
 import polarstep as ps
 from polarstep import products
-from polarstep.diagnostics import certify, cheap_bounds, cheap_certificate
+from polarstep.certificate import certify, cheap_certificate
+from polarstep.certificate import cheap as cheap_bounds
 from polarstep.polar.result import Factors, Lift
 
 BFLOAT16 = 2.0**-7

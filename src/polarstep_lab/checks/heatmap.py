@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from polarstep.storage import read_lines, write_atomically
+import numpy as np
+from matplotlib.figure import Figure
 
-__all__ = ["heatmap", "read_rows"]
+from polarstep.storage import write_atomically
+
+__all__ = ["heatmap"]
 
 LABELS = {
     "gamma": "γ, the alignment that the polar step lost",
@@ -22,29 +25,12 @@ LABELS = {
 }
 
 
-def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """The rows that a :class:`~polarstep.diagnostics.Monitor` wrote to a JSONL file.
-
-    The last line is left out if it is incomplete, as in the file of a run that was killed.
-    """
-    Path(path).stat()  # a file that does not exist is an error, not an empty list
-    return read_lines(Path(path))
-
-
 def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "gamma") -> None:
-    """Draw one column of a monitor's rows; the suffix of ``path`` chooses the format.
+    """Draw one column of the rows of a :class:`polarstep.certificate.Monitor`, as a PNG, SVG or PDF.
 
-    Layers are in the order of their first rows, which is the model's order. Steps at which a layer
-    was not sampled stay empty.
+    The suffix of ``path`` chooses the format. Layers are in the order of their first rows, which is the
+    model's order. Steps at which a layer was not sampled stay empty.
     """
-    try:
-        import matplotlib.figure
-    except ModuleNotFoundError as missing:
-        form = "a heatmap needs matplotlib: pip install 'polarstep[experiments]'"
-        raise ModuleNotFoundError(form, name=missing.name) from missing
-
-    import numpy as np
-
     if column not in LABELS:
         raise ValueError(f"column={column!r}: expected one of {', '.join(LABELS)}")
     cells: dict[tuple[str, int], float] = {}
@@ -65,7 +51,7 @@ def heatmap(rows: Iterable[Mapping[str, Any]], path: str | Path, column: str = "
     grid = np.array([[cells.get((name, step), math.nan) for step in steps] for name in layers])
     height = 1.4 + 0.21 * len(layers)
     # Not by pyplot: in a notebook its backend is the user's, and other plots go there.
-    figure = matplotlib.figure.Figure(figsize=(9.5, height), layout="constrained")
+    figure = Figure(figsize=(9.5, height), layout="constrained")
     axes = figure.subplots()
     top = 1.0 if column in ("captured_energy",) else None
     bottom = 0.0 if column in ("gamma", "nu", "captured_energy") else None

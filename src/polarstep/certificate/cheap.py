@@ -25,7 +25,7 @@ full-space map the second bound applies with B = M, and the first with a small s
 polynomials, and a little more for the others. This bound depends on the map alone; for a sketch in 16
 bits it is multiplied by ‖Q‖_op. A deflated map, a map of your own and a T that was transformed have no
 such bound. Then ‖T‖_op is bounded from 15 products of T with 16 random columns, to about 5% for d₀ = 768
-(:mod:`polarstep.diagnostics.norm_bound`). That bound holds with a probability of at least 1 − 1.5e-12
+(:mod:`polarstep.certificate.norm_bound`). That bound holds with a probability of at least 1 − 1.5e-12
 over the columns. All other bounds on γ and ν are certain.
 
 Rounding is allowed for: the bounds hold for the T that was computed, not only for exact arithmetic.
@@ -40,9 +40,8 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.diagnostics.certificate import Certificate
-from polarstep.diagnostics.measures import check_step
-from polarstep.diagnostics.norm_bound import norm_bound
+from polarstep.certificate.exact import Certificate, check_step
+from polarstep.certificate.norm_bound import norm_bound
 from polarstep.float64 import widest
 from polarstep.polar import PolarMap
 from polarstep.polar.orthonormal import orthonormalize

@@ -10,8 +10,8 @@ from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, with_
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from polarstep.diagnostics import norm_bound as module
-from polarstep.diagnostics.norm_bound import norm_bound
+from polarstep.certificate import norm_bound as module
+from polarstep.certificate.norm_bound import norm_bound
 
 # Singular values of k directions, and how many times ‖T‖_op the bound may be for k = 768.
 CASES = {

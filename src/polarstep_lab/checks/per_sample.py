@@ -2,7 +2,7 @@
 
 The paper's assumption is about these norms, ‖G^i − ∇f‖_F. :mod:`polarstep.theory.tail_index` estimates
 their tail index. For a model of which N gradients do not fit into memory, use
-:mod:`polarstep.diagnostics.gradient_noise`.
+:mod:`polarstep_lab.checks.noise`.
 """
 
 from __future__ import annotations

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from polarstep import rng
-from polarstep.diagnostics.gradient_noise import (
+from polarstep.theory.noise import AlphaStable, StudentT
+from polarstep.theory.tail_index import hill
+from polarstep_lab.checks.noise import (
     draw_noise,
     gaussian_reference,
     held_still,
     mean_gradient,
 )
-from polarstep.theory.noise import AlphaStable, StudentT
-from polarstep.theory.tail_index import hill
 
 GRADIENT = {"a": torch.full((4, 5), 0.3), "b": torch.linspace(-1, 1, 24).reshape(4, 6)}
 
