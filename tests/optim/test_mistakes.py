@@ -42,6 +42,17 @@ def test_a_layer_that_is_unfrozen_and_not_added():
     assert warning.filename == __file__  # where step() was called
 
 
+def test_a_layer_that_was_frozen_with_its_last_gradient_is_not_told_of():
+    model = mlp(8, 8, 8, 2)
+    model(torch.ones(2, 8)).square().mean().backward()
+    model[0].requires_grad_(False)  # its gradient stays, and no backward pass changes it
+    optimizer = muon_for(model)
+    assert not told(model, optimizer)
+    model[0].requires_grad_(True)
+    (warning,) = told(model, optimizer)
+    assert "0.weight and 1 more have a gradient, but no group" in str(warning.message)
+
+
 def test_a_layer_that_is_unfrozen_and_added():
     model = mlp(8, 8, 8, 2)
     model[0].requires_grad_(False)

@@ -6,7 +6,6 @@ The meta device stands for both.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ import polarstep as ps
 from polarstep import SGD, AdamW, muon_for
 from polarstep.certificate import Monitor
 from polarstep.optim import elementwise
-from polarstep.optim.stepping import padded
 
 
 @pytest.mark.parametrize("others", [AdamW(), SGD()])
@@ -62,11 +60,8 @@ def test_skipping_without_a_fused_rule(others, monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize("options", [{}, {"transform": ps.NormalizedRows(), "nonfinite": "skip"}])
-def test_the_default_device_is_not_asked(
-    polar: ps.PolarMap, options: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_device_is_not_asked(polar: ps.PolarMap, options: dict[str, object]) -> None:
     """``torch.set_default_device("cuda")``: what a step makes for itself is where it needs it."""
-    monkeypatch.setattr(padded, "MANY", 1)
 
     def end(*, elsewhere: bool) -> list[Tensor]:
         params = [torch.nn.Parameter(gaussian(*s, seed=1).float()) for s in ((16, 24), (24, 16))]

@@ -135,9 +135,8 @@ class Muon(Checkpointed):
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.optim.checkpoints.plain`), which ``torch.load``
     reads with ``weights_only=True``, its default. Define the class of a map or a rule of your own before
-    :meth:`load_state_dict`. An ``lr_scale`` function is not saved: give it to the new optimizer, and
-    loading compares it with what the checkpoint says of the old one
-    (:mod:`polarstep.optim.checkpoints.described`).
+    :meth:`load_state_dict`. Of an ``lr_scale`` function a checkpoint has the name alone: give a function
+    of that name to the new optimizer.
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))

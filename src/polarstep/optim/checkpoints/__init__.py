@@ -2,7 +2,6 @@
 
 checkpoint  state_dict(), load_state_dict() and pickling
 plain       options of a group as plain data
-described   what a checkpoint says of a function, which it does not hold
 content     the form of a checkpoint, checked before anything is read from it
 matching    which parameter of a checkpoint is which parameter of the optimizer
 

@@ -12,9 +12,9 @@ back from it. Strings go through ``torch.load(weights_only=True)`` and through e
 True
 
 Loading builds only polar maps, finders, sketches and transforms whose classes are defined in this
-process: a checkpoint cannot name code to run. A function is stored as a description
-(:mod:`polarstep.optim.checkpoints.described`), and a map whose options are not plain is stored as its
-name. The optimizer that loads the checkpoint must have such a function or map already, and keeps it.
+process: a checkpoint cannot name code to run. A function, and a map whose options are not plain, are
+stored as their names. The optimizer that loads the checkpoint must have a function or map of that name
+already, and keeps it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ import json
 import operator
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
 
-from polarstep.optim.checkpoints.described import described, differs, path_of, pythons_number
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Finder, PolarMap
@@ -37,6 +36,7 @@ from polarstep.sketch import Sketch
 __all__ = ["decoded", "decoded_group", "encoded", "encoded_group"]
 
 KINDS = (PolarMap, Finder, Sketch, Transform)
+PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)
 
 
 def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
@@ -70,8 +70,8 @@ def encoded(value: Any) -> Any:
 def decoded(value: Any, now: Any = None, option: str = "option") -> Any:
     """The inverse of :func:`encoded`; an object, which a hook may have put there, is returned as given.
 
-    ``now`` is the option's present value. It is returned where ``value`` describes a function or names
-    an object, and ``now`` fits that description.
+    ``now`` is the option's present value. It is returned where ``value`` names a function or an object,
+    and ``now`` has that name.
     """
     if not (isinstance(value, str) and value.startswith('{"')):
         return value
@@ -113,7 +113,7 @@ def _packed(value: Any) -> Any:
                 return {"class": path_of(type(value)), "options": packed}
         return {"object": path_of(type(value))}
     if callable(value):
-        return described(value)
+        return _named(value)
     if isinstance(value, tuple | list):
         return [_packed(each) for each in value]
     return value
@@ -156,26 +156,37 @@ def _unpacked(value: Any, now: Any, option: str) -> Any:
             for name, each in value["options"].items()
         }
         return kind(**options)
-    how = "another object"
-    if callable(now) and not isinstance(now, KINDS):
-        how = differs(value, now)
-    elif value == {"object": path_of(type(now))}:
-        how = ""
-    if not how:
+    if value == _named(now):
         return now
-    by = "name" if len(value) == 1 else "description"
     raise ValueError(
-        f"{option} of the checkpoint is {_called(value)}, which a checkpoint holds by its {by} alone: "
-        f"expected the optimizer to have it, but its {option} is {now!r} ({how}); give {option}= to the "
-        f"optimizer before load_state_dict, or {_go_on(option)}"
+        f"{option} of the checkpoint is {value.get('function') or value.get('object')}, which a "
+        f"checkpoint holds by its name alone: expected the optimizer to have it, but its {option} is "
+        f"{now!r}; give {option}= to the optimizer before load_state_dict, or {_go_on(option)}"
     )
 
 
-def _called(told: dict[str, Any]) -> str:
-    """The name of a function or an object in a description by :func:`described`."""
-    if "partial" in told:
-        return f"a functools.partial of {_called(told['partial'])}"
-    return str(told.get("object") or told.get("function"))
+def _named(value: Any) -> dict[str, str]:
+    """A function by its module and name, and any other object by its class."""
+    if hasattr(value, "__qualname__"):
+        return {"function": path_of(value)}
+    return {"object": path_of(type(value))}
+
+
+def path_of(value: Any) -> str:
+    """Module and name of a class or a function; the name alone for classes of this package.
+
+    A file of the package may then move, and checkpoints still load.
+    """
+    module = getattr(value, "__module__", "") or ""
+    name = value.__qualname__
+    return name if module.partition(".")[0] == "polarstep" else f"{module}.{name}"
+
+
+def pythons_number(value: Any) -> Any:
+    """``value``, as an ``int`` or a ``float`` if it is another kind of real number."""
+    if not isinstance(value, Real) or type(value) in PYTHONS_OWN:
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
 
 
 def _class_of(path: str, now: Any, option: str) -> Any:

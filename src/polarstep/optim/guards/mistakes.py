@@ -126,14 +126,18 @@ class MistakeWarnings:
         )
 
     def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
-        """Warn of parameters that were frozen, and now have a gradient but no group."""
-        if all(p.grad is None for _, p in self._frozen.values()):
+        """Warn of parameters that were frozen, and now have a gradient but no group.
+
+        One that is still frozen may have a gradient from before.
+        """
+        if not any(p.requires_grad and p.grad is not None for _, p in self._frozen.values()):
             return
         # Lightning writes to optimizer.param_groups itself when it resumes a run.
         for group in groups:
             for p in group["params"]:
                 self._frozen.pop(id(p), None)
-        names = [name for name, p in self._frozen.values() if p.grad is not None]
+        frozen = self._frozen.values()
+        names = [name for name, p in frozen if p.requires_grad and p.grad is not None]
         if not names:
             return
         self._frozen = {}

@@ -5,8 +5,6 @@ collect           the parameters that have a gradient, and the bucket of each ma
 step              equation (1) for one bucket, written once
 by_tensors        buckets in plain torch operations, on any device
   target          one parameter of such a step: its momentum, M, and the update of X
-  padded          small matrices of many shapes on a CPU, as a few padded batches
-  large           matrices so large that T is computed in the memory of M
 replay            buckets on a GPU, captured once and replayed as CUDA graphs
   replay_plan     which parameters take part, and the tables that the kernels read
   by_tables       one bucket by tables of addresses

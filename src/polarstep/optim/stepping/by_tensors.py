@@ -25,8 +25,6 @@ from polarstep.optim.stepping.collect import (
     in_parts,
     momentum_dtype,
 )
-from polarstep.optim.stepping.large import is_large, launch_in_place
-from polarstep.optim.stepping.padded import step_padded
 from polarstep.optim.stepping.step import PolarHook, launch, show
 from polarstep.optim.stepping.target import Target, apply_updates
 from polarstep.polar import Carry, Draw, Polar, PolarMap
@@ -73,9 +71,9 @@ class PlainStep:
                 targets[id(member.param)] = Target(member.work, member.index, state)
             return targets[id(member.param)]
 
-        buckets = step_padded(gathered(works, state, selected), target_of, hooks)
+        buckets = gathered(works, state, selected)
         runs, numbers = list(_in_parts(buckets)), dict[Signature, Tensor | None]()
-        for i, (signature, sharded, part) in enumerate(runs):
+        for i, (signature, _, part) in enumerate(runs):
             # The matrices of the next bucket are gathered while this bucket computes.
             for _, in_shards, soon in runs[i : i + 2]:
                 for member in soon if in_shards else ():
@@ -83,10 +81,9 @@ class PlainStep:
             if signature not in numbers:
                 numbers = {signature: self.drawn(signature)}
             matrices = _Tensors(part, [target_of(member) for member in part])
-            in_place, drawn = is_large(signature, sharded), numbers[signature]
             try:
                 with on_device(signature.device):
-                    _step(signature, matrices, part, state, drawn, hooks, in_place=in_place)
+                    _step(signature, matrices, part, state, numbers[signature], hooks)
             except Exception as error:
                 if errors is None:
                     raise
@@ -122,17 +119,12 @@ def _step(
     state: State,
     numbers: Tensor | None,
     hooks: tuple[PolarHook, ...],
-    *,
-    in_place: bool,
 ) -> None:
     """One step of the matrices of a bucket."""
-    if in_place:
-        polar = launch_in_place(signature, matrices, members, hooks)
-    else:
-        carry = _joined(signature, members, state)
-        draw = Draw(numbers, _finite_flags(members), shown=bool(hooks))
-        polar, left = launch(signature.polar, matrices, carry, draw)
-        _keep(signature, members, state, left)
+    carry = _joined(signature, members, state)
+    draw = Draw(numbers, _finite_flags(members), shown=bool(hooks))
+    polar, left = launch(signature.polar, matrices, carry, draw)
+    _keep(signature, members, state, left)
     if hooks:
         show(hooks, signature, members, polar)
 

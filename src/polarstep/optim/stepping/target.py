@@ -75,7 +75,6 @@ class Target:
         """Compute M in ``out``."""
         self.advance()
         beta = self.work.group["momentum"]
-        # A part of a padded batch has gaps, so out cannot always be viewed in the shape of X.
         G, C = (each.reshape(out.shape) for each in (self._G, self._C))
         torch.add(G, C, alpha=beta, out=out)
 
