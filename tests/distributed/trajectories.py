@@ -54,6 +54,7 @@ MAPS: dict[str, dict[str, Any]] = {
         "lr_scale": "rms",
     },
     "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "lr_scale": "rms"},
+    "exact inside": {"polar": sketched(inner=ps.Exact()), "momentum": 0.5},
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
 }
