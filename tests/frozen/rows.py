@@ -35,7 +35,7 @@ class Row:
 
 def sketched(**options: Any) -> ps.LowRank:
     """A sketch of ℓ = 6, which the shapes below do not turn into full space."""
-    few = {"power": 0.0, "always_sketch": True, "inner": ps.NewtonSchulz(3)}
+    few = {"power": 0.0, "always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
     return ps.LowRank(4, 2, **(few | options))
 
 
