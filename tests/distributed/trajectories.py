@@ -30,7 +30,7 @@ SIZES = (8, 32, 9, 18, 18)
 
 def sketched(**options: Any) -> ps.LowRank:
     """A map of few inner steps: ranks share the work around them, and each takes them alone."""
-    few = {"power": 0, "always_sketch": True, "inner": ps.NewtonSchulz(3)}
+    few = {"power": 0, "always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
     return ps.LowRank(4, 2, **(few | options))
 
 
@@ -54,6 +54,7 @@ MAPS: dict[str, dict[str, Any]] = {
         "lr_scale": "rms",
     },
     "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "lr_scale": "rms"},
+    "exact inside": {"polar": sketched(inner=ps.Exact()), "momentum": 0.5},
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
 }

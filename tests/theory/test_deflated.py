@@ -560,7 +560,7 @@ EYE = torch.eye(4, dtype=torch.float64)
             lambda: bounds.certified_deflated_gamma(FLAT, FLAT, FLAT, 0.0, 4),
             "neither of delta and alignment",
         ),
-        (lambda: bounds.expected_lifted_gamma(FLAT, 4, []), "no step at all"),
+        (lambda: bounds.expected_lifted_gamma(FLAT, 4, []), "one per step"),
         (lambda: bounds.expected_lifted_gamma(FLAT, 4, SETS["flat"], factor=0), "factor=0"),
         (
             lambda: bounds.expected_lifted_gamma(FLAT, 4, SETS["flat"], reach=(1.0, 0.9)),
