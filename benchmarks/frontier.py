@@ -118,7 +118,7 @@ def maps() -> dict[str, tuple[str, Any]]:
     # Closer to the polar factor than seven such steps in full space.
     found["quintic-200"] = (
         "200+8, h = 1, two quintic steps",
-        ps.Deflated(head(200), ps.NewtonSchulz(2)),
+        ps.Deflated(head(200), ps.NewtonSchulz(2, "quintic")),
     )
     # The same heads with steps on the rest apart. The first has the steps of lift-RANK-warm.
     for rank in (56, 120):

@@ -70,7 +70,7 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
     return {
         "full space, PolarExpress 5": full,
         f"full space, PolarExpress 5{ROWS}": full,
-        "full space, quintic 7": ps.NewtonSchulz(7),
+        "full space, quintic 7": ps.NewtonSchulz(7, "quintic"),
         "warm": warm,
         f"warm{ROWS}": warm,
         "Gaussian h=0": none,
@@ -87,7 +87,7 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         f"Deflated h=1, scaled{ROWS}": ps.Deflated(fresh),
         "Deflated h=1, one step": ps.Deflated(fresh, flat),
         "Deflated h=1, two steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "flat")),
-        "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2)),
+        "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "quintic")),
         "Deflated h=1, two Jordan steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "jordan")),
         "Deflated Kaczmarz h=½, one step": ps.Deflated(sampled, flat),
         "Deflated h=0, kept 4 steps, one step": ps.Deflated(kept, flat),
@@ -144,7 +144,9 @@ def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Ten
     text = torch.from_numpy(tokens.astype("int64")).to(device)
     config = GPTConfig(vocab_size=len(vocabulary), width=width, layers=2, heads=4, context=128)
     model = GPT(config, rng.generator("accuracy", "init")).to(device)
-    muon = ps.Muon(model.blocks.named_parameters(), lr=0.02, polar=ps.NewtonSchulz(5), fused=False)
+    muon = ps.Muon(
+        model.blocks.named_parameters(), lr=0.02, polar=ps.NewtonSchulz(5, "quintic"), fused=False
+    )
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
     history: list[dict[str, Tensor]] = []
 

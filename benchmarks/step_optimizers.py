@@ -108,7 +108,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "auto": lambda: ps.Auto(),
         "auto, cheap": lambda: ps.Auto("cheap"),
         "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
-        "full space, quintic 7": lambda: ps.NewtonSchulz(7),
+        "full space, quintic 7": lambda: ps.NewtonSchulz(7, "quintic"),
     }
 
 

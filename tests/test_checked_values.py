@@ -115,8 +115,12 @@ def test_every_option_that_is_a_number_refuses_what_is_none(build, value):
 
 def test_integers_of_numpy_become_pythons_in_maps():
     three = np.int64(3)
-    polar = ps.LowRank(rank=three, oversample=three, keep=three, inner=ps.NewtonSchulz(three))
+    polar = ps.LowRank(
+        rank=three, oversample=three, keep=three, inner=ps.NewtonSchulz(three, "quintic")
+    )
     known = (polar.rank, polar.oversample, polar.keep, polar.inner.steps)
     assert [type(each) for each in known] == [int] * 4
-    assert polar == ps.LowRank(rank=3, oversample=3, keep=3, inner=ps.NewtonSchulz(3))
-    assert repr(polar) == repr(ps.LowRank(rank=3, oversample=3, keep=3, inner=ps.NewtonSchulz(3)))
+    assert polar == ps.LowRank(rank=3, oversample=3, keep=3, inner=ps.NewtonSchulz(3, "quintic"))
+    assert repr(polar) == repr(
+        ps.LowRank(rank=3, oversample=3, keep=3, inner=ps.NewtonSchulz(3, "quintic"))
+    )

@@ -23,7 +23,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 import polarstep as ps
 
-KEPT = ps.LowRank(4, 2, 0, keep=4, always_sketch=True, inner=ps.NewtonSchulz(3))
+KEPT = ps.LowRank(4, 2, 0, keep=4, always_sketch=True, inner=ps.NewtonSchulz(3, "quintic"))
 CHANGES = ("checkpoint", "twice", "in place")
 RESTING = 66  # steps; momentum is looked at after 64 of them
 
@@ -496,7 +496,7 @@ def channels_last(mesh: Any, plan: str) -> float:
 
     p, q = nn.Parameter(placed(given("filter", shape, 0))), nn.Parameter(given("filter", shape, 0))
     group = dist.group.WORLD if plan == "replicated" else None
-    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.1, "polar": ps.NewtonSchulz(3)}
+    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.1, "polar": ps.NewtonSchulz(3, "quintic")}
     ours, one = ps.Muon([p], plan=plan, process_group=group, **options), ps.Muon([q], **options)
     for step in range(RESTING):
         # Without a gradient the momentum has faded when it is looked at, and is set to zero.
@@ -513,7 +513,7 @@ def peaks(mesh: Any) -> list[tuple[torch.dtype, torch.dtype]]:
     params = [matrix("peak", mesh, Shard(0)) for _ in range(3)]
     kinds = (torch.float32, torch.float64, torch.bfloat16)
     params = [nn.Parameter(p.detach().to(dtype)) for p, dtype in zip(params, kinds, strict=True)]
-    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=ps.NewtonSchulz(1))
+    optimizer = ps.Muon(params, lr=0.1, plan="owner", polar=ps.NewtonSchulz(1, "quintic"))
     words_of(optimizer, params, RESTING)
     states = [optimizer.state[p] for p in params]
     return [(its["momentum_buffer"].dtype, its["peak"].dtype) for its in states]

@@ -153,7 +153,7 @@ def resumed(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
 
 def retuned(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
     """Another learning rate, and another map for all matrices."""
-    optimizer.param_groups[0].update(lr=0.05, polar=ps.NewtonSchulz(3))
+    optimizer.param_groups[0].update(lr=0.05, polar=ps.NewtonSchulz(3, "quintic"))
     return optimizer
 
 

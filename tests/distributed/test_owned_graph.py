@@ -90,7 +90,7 @@ def test_a_map_that_waits_for_the_device_is_launched(found) -> None:
         assert all("waits for the device" in each for each in waiting["told"])
 
 
-FULL, WARM = ps.NewtonSchulz(3), ps.LowRank(4, 2, sketch=ps.Warm())
+FULL, WARM = ps.NewtonSchulz(3, "quintic"), ps.LowRank(4, 2, sketch=ps.Warm())
 
 
 @pytest.mark.parametrize(

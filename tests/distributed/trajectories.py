@@ -30,7 +30,7 @@ SIZES = (8, 32, 9, 18, 18)
 
 def sketched(**options: Any) -> ps.LowRank:
     """A map of few inner steps: ranks share the work around them, and each takes them alone."""
-    few = {"power": 0, "always_sketch": True, "inner": ps.NewtonSchulz(3)}
+    few = {"power": 0, "always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
     return ps.LowRank(4, 2, **(few | options))
 
 

@@ -147,7 +147,7 @@ def test_muon_by_hand_takes_the_steps_of_the_package(step):
         lambda params: step.optimizers.HandWritten(params, 7),
         lambda params: step.optimizers.Batched(params, 7),
         lambda params: ps.Muon(
-            params, lr=1e-5, momentum=0.95, polar=ps.NewtonSchulz(7), lr_scale="none"
+            params, lr=1e-5, momentum=0.95, polar=ps.NewtonSchulz(7, "quintic"), lr_scale="none"
         ),
     ):
         torch.manual_seed(0)
@@ -334,7 +334,7 @@ def test_the_products_of_a_step_are_recorded_and_can_be_replayed(step):
     bare = importlib.import_module("bare_products")
     p = torch.nn.Parameter(torch.zeros(24, 40))
     p.grad = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
-    optimizer = ps.Muon([p], lr=1e-3, polar=ps.NewtonSchulz(3, form="plain"))
+    optimizer = ps.Muon([p], lr=1e-3, polar=ps.NewtonSchulz(3, "quintic", form="plain"))
     optimizer.step()
     before = p.detach().clone()
     products = bare.recorded(optimizer)

@@ -170,7 +170,7 @@ def test_what_it_gives_up_where_m_moves_slowly():
 
 def test_its_flops_are_those_of_a_cycle_in_equal_parts():
     m, n, ell = 40, 60, 16
-    one = ps.LowRank(12, 4, inner=ps.NewtonSchulz(7))
+    one = ps.LowRank(12, 4, inner=ps.NewtonSchulz(7, "quintic"))
     four = replace(one, keep=4)
     basis = 3 * 2 * m * n * ell + ps.flops.qr(m, ell)  # h = 1: three products with M
     assert one.flops(m, n) - four.flops(m, n) == pytest.approx(0.75 * basis, abs=3)

@@ -17,7 +17,7 @@ M, N, WIDTH = 12, 20, 6
 
 
 def warm_map(noise: float = 0.1) -> LowRank:
-    return LowRank(4, 2, sketch=Warm(noise), inner=NewtonSchulz(7), always_sketch=True)
+    return LowRank(4, 2, sketch=Warm(noise), inner=NewtonSchulz(7, "quintic"), always_sketch=True)
 
 
 @pytest.mark.parametrize(

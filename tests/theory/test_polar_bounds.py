@@ -76,7 +76,9 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
         energy, alignment = [], []
         for draw in range(draws):
             g = rng.generator("case", s, p, str(h), draw)
-            polar = LowRank(s, p, h, inner=NewtonSchulz(2, delta=1.0), always_sketch=True)
+            polar = LowRank(
+                s, p, h, inner=NewtonSchulz(2, "quintic", delta=1.0), always_sketch=True
+            )
             numbers = polar.draw(*M.shape[-2:], g, M.dtype)
             Q = polar.finder.basis(M, polar.width, Carry(), Draw(numbers)).Q
             energy.append(torch.linalg.matrix_norm(Q.mT @ M).square())
@@ -98,7 +100,7 @@ def test_alignment_bound_can_be_nearly_attained():
     """At a spectral gap of 1e-6 the bound with q = 0 is sharp."""
     sigma = torch.cat([torch.ones(4), torch.full((8,), 1e-6)]).double()[None]
     M = with_spectrum(sigma, 12, 14)
-    T = LowRank(4, 4, 1, inner=NewtonSchulz(0, delta=1.0), always_sketch=True)(M)
+    T = LowRank(4, 4, 1, inner=NewtonSchulz(1, ((1.0, 0.0),), delta=1.0), always_sketch=True)(M)
     bound = bounds.randomized_polar_bound(sigma, 4, 4, 1, delta=1.0)
     assert float(bound.alignment) == pytest.approx(float((M * T).sum()), rel=1e-9)
     assert float(bound.gamma) < 1e-5
@@ -169,10 +171,10 @@ def test_theta_is_a_fraction_and_more_power_never_hurts():
 def test_the_papers_cost_example_is_about_forty_fold():
     """(d, ℓ, q, h) = (4096, 256, 5, 1); the paper's count leaves the QR out."""
     d, ell, q, h = 4096, 256, 5, 1
-    full = NewtonSchulz(q, form="plain").flops(d, d)
+    full = NewtonSchulz(q, "quintic", form="plain").flops(d, d)
     formula = (4 * h + 6) * d * d * ell + q * (4 * d * ell**2 + 2 * ell**3)
     assert 38 < full / formula < 44
-    ours = LowRank(ell - 10, 10, h, inner=NewtonSchulz(q, form="plain")).flops(d, d)
+    ours = LowRank(ell - 10, 10, h, inner=NewtonSchulz(q, "quintic", form="plain")).flops(d, d)
     assert 38 < full / ours < 44
 
 

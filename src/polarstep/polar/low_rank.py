@@ -70,7 +70,7 @@ class LowRank(Containing):
     oversample: int = 10
     power: float = 1
     sketch: Sketch | Finder = field(default_factory=Gaussian)
-    inner: PolarMap = field(default_factory=lambda: NewtonSchulz(steps=7))
+    inner: PolarMap = field(default_factory=lambda: NewtonSchulz(7, "quintic"))
     orth: Method = "auto"
     always_sketch: bool = False
     keep: int = 1
