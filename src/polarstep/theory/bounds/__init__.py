@@ -4,8 +4,7 @@
 :mod:`~polarstep.theory.bounds.convergence` the lemmas and theorems on runs of Muon. All bounds of
 :mod:`~polarstep.theory.bounds.deflated` and :mod:`~polarstep.theory.bounds.scaled_rest`, about maps that
 keep the rest of their sketch, are not in the paper; nor are :func:`missed_directions`,
-:func:`sketched_rest_bound`, :func:`kept_basis_gamma`, about a basis that is used for several steps, and
-:func:`initial_bias_bound`.
+:func:`sketched_rest_bound` and :func:`initial_bias_bound`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ from polarstep.theory.bounds.polar_maps import (
     captured_energy_bound,
     captured_energy_of_sketch,
     covered_by_proposition_1,
-    kept_basis_gamma,
     missed_directions,
     newton_schulz_gamma,
     power_iterations_needed,
@@ -85,7 +83,6 @@ __all__ = [
     "ideal_deflated_gamma",
     "inexact_polar_bound",
     "initial_bias_bound",
-    "kept_basis_gamma",
     "lifted_gamma",
     "lifted_nu",
     "longest_deflated_step",

@@ -33,7 +33,6 @@ __all__ = [
     "captured_energy_bound",
     "captured_energy_of_sketch",
     "covered_by_proposition_1",
-    "kept_basis_gamma",
     "missed_directions",
     "newton_schulz_gamma",
     "power_iterations_needed",
@@ -237,27 +236,6 @@ def _split(sigma: Tensor, s: int) -> tuple[Tensor, Tensor, Tensor]:
     squares = sigma.square()
     head, tail = squares[..., :s].sum(-1), squares[..., s:].sum(-1)
     return head, tail, sigma[..., s] / sigma[..., s - 1]
-
-
-def kept_basis_gamma(gamma: Tensor | float, drift: Tensor | float) -> Tensor:
-    """An upper bound on γ of a step in the basis of an earlier step. Not in the paper.
-
-    Let Q have orthonormal columns, and T(M) = Q·polar(QᵀM) with an exact inner map, so that
-    ⟨M, T(M)⟩ = ‖QᵀM‖_*. If Q was made from M₀ with γ₀, and d = ‖M − M₀‖_*/‖M‖_*,
-
-        ‖QᵀM‖_* ≥ ‖QᵀM₀‖_* − ‖M − M₀‖_* ≥ (1 − γ₀)‖M₀‖_* − ‖M − M₀‖_*,
-
-    and ‖M₀‖_* ≥ ‖M‖_* − ‖M − M₀‖_*; hence γ ≤ γ₀ + (2 − γ₀)d. ν stays zero.
-
-    >>> kept_basis_gamma(0.1, 0.05)
-    tensor(0.1950, dtype=torch.float64)
-    """
-    gamma, drift = (torch.as_tensor(x, dtype=torch.float64) for x in (gamma, drift))
-    if not bool(((gamma >= 0) & (gamma <= 1)).all()):
-        raise ValueError(f"gamma={gamma}: expected the γ of the basis when it was made, 0 ≤ γ ≤ 1")
-    if not bool((drift >= 0).all()):
-        raise ValueError(f"drift={drift}: expected ‖M − M₀‖_*/‖M‖_* ≥ 0")
-    return (gamma + (2 - gamma) * drift).clamp_max(1)
 
 
 # What a Gaussian sketch leaves out, and how much rest and head overlap; not in the paper
