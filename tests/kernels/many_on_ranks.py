@@ -44,7 +44,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "replicated, warm": ("replicated", WARM),
     "sharded, h=½": ("sharded", {"polar": ps.LowRank(4, 2, 0.5, **SKETCH)}),
-    "sharded, kept": ("sharded", {"polar": ps.LowRank(4, 2, 0, keep=2, **SKETCH)}),
     "sharded, columns": ("sharded", {"polar": ps.LowRank(4, 2, 0, **SKETCH)}),
 }
 
