@@ -123,6 +123,7 @@ def order(plan: str) -> list[str]:
         return calling
 
     places = [
+        (wire, "meet"),
         (wire, "exchange"),
         (wire, "begin_largest_of_ranks"),
         (wire.Arriving, "wait"),
@@ -130,7 +131,7 @@ def order(plan: str) -> list[str]:
     ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
-    words = ["send", "send", "wait", "wait", "compute"]
+    words = ["meet", "send", "send", "wait", "wait", "compute"]
     for place, call, word in zip(places, before, words, strict=True):
         setattr(*place, noted(word, call))
     try:

@@ -170,7 +170,7 @@ def single_entries(m: int, n: int) -> Iterator[Tensor]:
 )
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
-    """What small matrices give; the bound for all shapes is in ``theory/test_longest_step.py``."""
+    """What small matrices give; the bound for all shapes is in ``theory/test_scaled_rest.py``."""
     p = nn.Parameter(torch.zeros(shape))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.85, nesterov=False, polar=polar)
     updates = []

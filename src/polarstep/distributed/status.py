@@ -189,7 +189,8 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
     same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, total]
     given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
     sent = torch.tensor(given, dtype=torch.float64, device="cpu")
-    found = wire.largest_of_ranks(sent, its.ranks).tolist()
+    step_here = max((report.steps[i] for i in its.groups), default=0)
+    found = wire.meet(sent, its.ranks, f"step {step_here} of the optimizer").tolist()
     *said, size = found[: len(flags)]
     both = found[len(flags) :]
     most, least = both[: len(same)], [-each for each in both[len(same) :]]
