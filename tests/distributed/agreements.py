@@ -22,7 +22,9 @@ from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
 
 import polarstep as ps
 
-KEPT = ps.LowRank(4, 2, 0, keep=4, always_sketch=True, inner=ps.NewtonSchulz(3, "quintic"))
+WARM = ps.LowRank(
+    4, 2, 0, sketch=ps.Warm(), always_sketch=True, inner=ps.NewtonSchulz(3, "quintic")
+)
 RESTING = 66  # steps; momentum is looked at after 64 of them
 
 
@@ -124,7 +126,7 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.3,
     "momentum": 0.5,
     "nesterov": False,
-    "polar": KEPT,
+    "polar": WARM,
     "weight_decay": 0.1,
     "lr_scale": "rms",
     "transform": ps.NormalizedRows(),

@@ -34,7 +34,7 @@ MAPS = {"full": {}, "warm": {"polar": WARM}}
 SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3, "quintic"))
 WITH_STATE: dict[str, dict[str, Any]] = {
     "warm": {"polar": WARM, "nonfinite": "skip"},
-    "kept": {"polar": replace(SKETCHED, keep=3), "nonfinite": "skip"},
+    "warm, skip": {"polar": replace(SKETCHED, sketch=ps.Warm()), "nonfinite": "skip"},
     "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
     "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
 }

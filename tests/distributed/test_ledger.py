@@ -70,13 +70,13 @@ def test_what_a_deflated_map_carries_is_counted(plan, name, shape, found) -> Non
 def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     """The mean over ranks is what the ledger says; the routing table has the same bytes."""
     count, m, n = counts.SHAPES[shape]
-    polar, step = counts.MAPS[name], counts.KEPT if name == "kept" else 1
+    polar = counts.MAPS[name]
     where = (plan, ledger.SharedMatrices(m, n, count, len(results), copies=copies), polar)
     expected = ledger.bytes_received(*where, itemsize=4)
     assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
     assert all(0 < r[0]["status"] < 300 for r in results)
     flops = mean(r[1] for r in results)
-    expected_flops = ledger.flops_per_rank(*where, step=step)
+    expected_flops = ledger.flops_per_rank(*where)
     assert flops == pytest.approx(expected_flops, rel=0.02)
     shared = ledger.SharedMatrices(m, n, 1, len(results), copies=copies)
     one = ledger.bytes_received(plan, shared, polar, itemsize=4)
