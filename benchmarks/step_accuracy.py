@@ -64,7 +64,7 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
     )
     sampled = ps.LowRank(rank, 8, power=0.5, sketch=ps.Kaczmarz(), **common)
-    none, kept = (ps.LowRank(rank, 8, power=0, keep=keep, **common) for keep in (1, 4))
+    none = ps.LowRank(rank, 8, power=0, **common)
     flat, full = ps.NewtonSchulz(1, "flat"), ps.NewtonSchulz(5, "polar-express")
     sixth = ps.LowRank(-(-short // 96) * 16 - 8, 8, sketch=ps.Warm(), **common)
     return {
@@ -75,13 +75,11 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         f"warm{ROWS}": warm,
         "Gaussian h=0": none,
         f"Gaussian h=0{ROWS}": none,
-        "Gaussian h=0, kept 4 steps": kept,
         "Gaussian h=½": ps.LowRank(rank, 8, power=0.5, **common),
         "Kaczmarz h=½": sampled,
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
         f"the paper's{ROWS}": ps.LowRank(rank, 8, always_sketch=True),
         "Deflated warm, scaled": ps.Deflated(warm),
-        "Deflated h=0, kept 4 steps, scaled": ps.Deflated(kept),
         "Deflated Kaczmarz h=½, scaled": ps.Deflated(sampled),
         "Deflated h=1, scaled": ps.Deflated(fresh),
         f"Deflated h=1, scaled{ROWS}": ps.Deflated(fresh),
@@ -90,7 +88,6 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "quintic")),
         "Deflated h=1, two Jordan steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "jordan")),
         "Deflated Kaczmarz h=½, one step": ps.Deflated(sampled, flat),
-        "Deflated h=0, kept 4 steps, one step": ps.Deflated(kept, flat),
         "Deflated warm, one step": ps.Deflated(warm, flat),
         "Deflated warm, one step in 16 bits": ps.Deflated(warm, flat, float8=False),
         "Deflated warm, a sixth, one step": ps.Deflated(sixth, flat),
@@ -262,7 +259,6 @@ def main() -> None:
             report(f"{what}, turning", name, measured[1:])
     # Steps in eight bits begin at 512 rows.
     history = recorded(device, steps, width)
-    # These include steps with the oldest bases; a kept basis is made at every fourth step.
     looked_at = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
     momentum = {
         step: {name: Case(M, width // 4, device) for name, M in history[step].items()}

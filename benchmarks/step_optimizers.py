@@ -89,7 +89,6 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
     return {
         "LowRank, warm": lambda: low_rank(sketch=ps.Warm(), inner=INNER),
         "LowRank, Gaussian h=0": lambda: low_rank(power=0, inner=INNER),
-        "LowRank, Gaussian h=0, kept 4 steps": lambda: low_rank(power=0, inner=INNER, keep=4),
         "LowRank, Gaussian h=½": lambda: low_rank(power=0.5, inner=INNER),
         "LowRank, Kaczmarz h=½": lambda: low_rank(power=0.5, sketch=ps.Kaczmarz(), inner=INNER),
         "LowRank, the paper's (h=1, q=7)": low_rank,

@@ -302,13 +302,11 @@ OWN: dict[str, ps.PolarMap] = {
     "random map": Jittered(),
     "random map with its last numbers": Remembering(),
     "sketch": sketched(Signs()),
-    "kept sketch": sketched(Signs(), keep=3),
     "finder": sketched(Largest()),
     "finder with a basis": sketched(Followed()),
 }
 # Beside the maps of a user, those of the library that leave something for the next step.
 WITH_STATE: dict[str, ps.PolarMap] = {
-    "kept": sketched(ps.Gaussian(), keep=3),
     "warm": sketched(ps.Warm()),
     **{name: polar for name, polar in OWN.items() if polar.carries},
 }

@@ -68,7 +68,6 @@ HEADS: dict[str, dict[str, Any]] = {
     "gaussian": {},
     "kaczmarz": {"sketch": Kaczmarz()},
     "warm": {"sketch": Warm()},
-    "kept": {"keep": 3},
 }
 CUBIC_THEN_QUINTIC = ((1.5, -0.5), (1.875, -1.25, 0.375))
 PAPER = ("cubic", "quintic")

@@ -36,7 +36,6 @@ MAPS: dict[str, dict[str, Any]] = {
     "full space": {"weight_decay": 0.1},
     "fresh": {"polar": ps.LowRank(12, 4, **SKETCH)},
     "warm": {"polar": ps.LowRank(12, 4, sketch=ps.Warm(), **SKETCH)},
-    "kept": {"polar": ps.LowRank(12, 4, keep=2, **SKETCH)},
     "deflated": {
         "polar": ps.Deflated(ps.LowRank(12, 4, **SKETCH), ps.NewtonSchulz(1, "flat")),
         "lr_scale": "rms",

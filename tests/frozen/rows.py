@@ -51,7 +51,6 @@ MAPS: dict[str, Callable[[], Any]] = {
     "products": lambda: sketched(power=1, orth="products"),
     "warm": lambda: sketched(sketch=Warm()),
     "warm, h=1": lambda: sketched(sketch=Warm(), power=1),
-    "kept": lambda: sketched(keep=2),
     "deflated, flat": lambda: ps.Deflated(sketched(sketch=Warm()), ps.NewtonSchulz(1, "flat")),
     "deflated, quintic": lambda: ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic")),
     "deflated": lambda: ps.Deflated(sketched()),

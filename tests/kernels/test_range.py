@@ -19,7 +19,6 @@ MAPS = {
     "sketched, h=0": ps.LowRank(4, 4, power=0, always_sketch=True),
     "sketched, h=½": ps.LowRank(4, 4, power=0.5, always_sketch=True),
     "sampled": ps.LowRank(4, 4, sketch=ps.Kaczmarz(), always_sketch=True),
-    "kept": ps.LowRank(4, 4, keep=2, always_sketch=True),
     "warm": ps.LowRank(4, 4, sketch=ps.Warm(), always_sketch=True),
     "whitened": ps.LowRank(
         4,

@@ -37,7 +37,6 @@ SKETCHED = {
     "gaussian": HEAD,
     "half a power": replace(HEAD, power=0.5),
     "kaczmarz": replace(HEAD, sketch=ps.Kaczmarz()),
-    "kept": replace(HEAD, keep=2),
     "warm, without Z": WARM,
     "warm, with Z": replace(WARM, inner=ps.NewtonSchulz(7, "quintic")),
 }

@@ -49,7 +49,6 @@ LOW_RANK = {
     "gaussian": HEAD,
     "warm, without Z": replace(HEAD, sketch=ps.Warm()),
     "warm, with Z": replace(HEAD, sketch=ps.Warm(), inner=ps.NewtonSchulz(7, "quintic")),
-    "kept": replace(HEAD, keep=2),
     "rest scaled": ps.Deflated(HEAD),
     "rest lifted": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
 }

@@ -18,10 +18,10 @@ MAPS = [
     ps.NewtonSchulz(5, "polar-express"),
     ps.LowRank(3, 2, always_sketch=True),
     ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True),
-    ps.LowRank(3, 2, keep=3, always_sketch=True),
+    ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True),
     ps.Deflated(ps.LowRank(3, 2, always_sketch=True), ps.NewtonSchulz(2, "quintic")),
     ps.Deflated(ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True), ps.NewtonSchulz(1, "flat")),
-    ps.Deflated(ps.LowRank(3, 2, keep=3, always_sketch=True)),
+    ps.Deflated(ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True)),
     ps.Deflated(ps.LowRank(3, 2, sketch=ps.Kaczmarz(), always_sketch=True)),
 ]
 

@@ -128,15 +128,6 @@ def test_full_space_takes_less_in_fewer_bits_where_a_cpu_has_tiles():
         assert one == other or m >= 192
 
 
-def test_a_kept_basis_costs_less_and_a_power_iteration_more():
-    on = DEVICES["H200"]
-    fresh, kept, power = (
-        seconds(ps.LowRank(120, 8, **options), 1024, 4096, on, 8)
-        for options in ({"power": 0}, {"power": 0, "keep": 4}, {"power": 1})
-    )
-    assert kept < fresh < power
-
-
 # Devices on which one thing takes time: a FLOP a second, a byte a second, an operation a second.
 FLOPS = Device(1, 1, math.inf, math.inf, launch=0, itemsize=4, halved=1.0)
 BYTES = Device(math.inf, math.inf, 1, 1, launch=0, itemsize=4, halved=1.0)

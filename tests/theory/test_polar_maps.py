@@ -26,7 +26,7 @@ from polarstep.theory import bounds
 
 
 @pytest.mark.parametrize("coefficients", ["cubic", "quintic"])
-@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_newton_schulz_gamma_is_what_the_map_gives(coefficients, steps):
     sigma = random_spectra(12, 10)
     M = with_spectrum(sigma, 12, 10)
