@@ -19,12 +19,12 @@ from tests.spectra import gaussian, matrix
 from torch import nn
 
 import polarstep as ps
-from polarstep import muon_for
+from polarstep import muon, muon_for
 from polarstep import undisturbed as undisturbed_settings
 from polarstep.certificate import certified, cheap_certificate
-from polarstep.optim.stepping import by_tables
-from polarstep.optim.stepping import replay as replaying
-from polarstep.optim.stepping.replay_plan import ReplayPlan
+from polarstep.engines import fused
+from polarstep.engines import replay as replaying
+from polarstep.engines.replay_plan import ReplayPlan
 from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 Settings = tuple[str, ...]
@@ -400,14 +400,15 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     launched, looked = [], []
     M = gaussian(1, 4, 6)
 
-    def launch(polar, bucket, carry, draw):
+    def momentum(engine, bucket):
         launched.append((bucket.signature.device.index, entered[-1]))
-        return ps.polar.Polar(M, M), ps.polar.Carry()
+        return M
 
-    monkeypatch.setattr(by_tables.step, "launch", launch)
+    monkeypatch.setattr(fused.FusedEngine, "momentum", momentum)
+    monkeypatch.setattr(fused.FusedEngine, "update", lambda *_: None)
     monkeypatch.setattr(replaying, "gradients", lambda *_: ([], []))
     monkeypatch.setattr(replaying, "fill_tables", lambda *_: None)
-    monkeypatch.setattr(by_tables.TableBucket, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(fused.FusedBucket, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda _: on_device(None))
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
@@ -420,12 +421,12 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     runs = []
     for index in (1, 2):
         for _ in range(count):
-            bucket = by_tables.TableBucket(signature, 1)
+            bucket = fused.FusedBucket(signature, [member])
             bucket.signature = replace(signature, device=torch.device("cuda", index))
-            runs.append((bucket, [member]))
+            runs.append(bucket)
     plan = ReplayPlan((), [[0]], runs, [0] * len(runs), work[0].params)
     hooks = (lambda bucket: looked.append(entered[-1]),) if hooked else ()
-    replaying.ReplayedStep()._run(plan, work, optimizer.state, hooks)
+    replaying.ReplayedStep()._run(plan, work, optimizer.state, muon.at_once, hooks)
     assert launched == [(index, index) for index in (1, 2) for _ in range(count)]
     assert looked == ([1] * count + [2] * count if hooked else [])
 

@@ -43,10 +43,10 @@ from polarstep.distributed.summed import (
     unpacked,
     weight_of,
 )
+from polarstep.engines.torch import Target
 from polarstep.optim.scaling import to_norm
 from polarstep.optim.stepping.carried import entry
 from polarstep.optim.stepping.collect import Member, Signature, State
-from polarstep.optim.stepping.target import Target
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
 from polarstep.polar.finders import Kept
 from polarstep.polar.orthonormal import orthonormalize
