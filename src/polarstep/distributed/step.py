@@ -1,15 +1,14 @@
 """One step of all parameters of which other ranks hold a part or a copy.
 
 Every bucket is a generator that yields where it waits for other ranks
-(:mod:`polarstep.distributed.owner`, :mod:`polarstep.distributed.sharded`). The buckets are resumed in
-turn, so that the communication of one runs beside the arithmetic of the others. All ranks resume them
-in the same order.
+(:mod:`polarstep.distributed.owner`). The buckets are resumed in turn, so that the communication of one
+runs beside the arithmetic of the others. All ranks resume them in the same order.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Generator, Iterable, Iterator
+from collections.abc import Container, Generator, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +21,6 @@ from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_ma
 from polarstep.distributed.ledger import (
     AUTO,
     BY_OWNERS,
-    WITHIN_A_COPY,
     AskedPlan,
     Plan,
     check_plan,
@@ -30,9 +28,8 @@ from polarstep.distributed.ledger import (
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Trip
-from polarstep.distributed.plans import Choice, asked_of, chosen_plan, cut_side
+from polarstep.distributed.plans import Choice, asked_of, chosen_plan
 from polarstep.distributed.resting import let_parts_rest
-from polarstep.distributed.sharded import Shards, sharded_step
 from polarstep.distributed.spread import Part, Spread, balanced
 from polarstep.engines.torch import Target, apply_updates
 from polarstep.optim.groups import Group, view_of
@@ -253,12 +250,11 @@ class Split:
             [work.views[i] for i in kept],
         )
 
-    def steps(self, draws: Draws) -> Iterator[tuple[torch.device, Generator[int, None, None]]]:
+    def steps(self, draws: Draws) -> list[tuple[torch.device, Generator[int, None, None]]]:
         """The steps of the matrices that ranks compute together, each with its device."""
         owned: dict[Any, Spread] = {}
-        sharded: dict[Any, Shards] = {}
         for w in range(len(self._works)):
-            far = self._selected(w, *BY_OWNERS, "sharded")
+            far = self._selected(w, *BY_OWNERS)
             lasting = far.without_gradients()  # trips keep their members until the next step
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
@@ -270,25 +266,13 @@ class Split:
                 for signature, member in members_of(lasting, index, self._state):
                     # Nesterov and skipping are up to each parameter here, and not to its bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
-                    choice = self._distribution.choice(far.group, p)
-                    if choice is not None and choice.plan == "sharded":
-                        side = cut_side(layout, member.view)
-                        assert side is not None
-                        key = (its, layout.ranks, layout.pieces(member.view), side)
-                        shards = sharded.setdefault(
-                            key,
-                            Shards(its, [], layout, side, self.errors),
-                        )
-                        shards.members.append(member)
-                    else:
-                        spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
-                        spread.members.append(member)
-                        spread.layouts.append(layout)
-        buckets = list(owned.values())
+                    spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
+                    spread.members.append(member)
+                    spread.layouts.append(layout)
+        buckets, steps = list(owned.values()), []
         for trip in self._distribution.trips(buckets):
-            yield trip.bucket.signature.device, self._noting(self._owned(trip, draws))
-        for shards in sharded.values():
-            yield shards.signature.device, self._noting(self._sharded(shards, draws))
+            steps.append((trip.bucket.signature.device, self._noting(self._owned(trip, draws))))
+        return steps
 
     def _noting(self, step: BucketSteps) -> Generator[int, None, None]:
         """The step of a bucket, which notes the parts of T that it ends with."""
@@ -304,12 +288,6 @@ class Split:
         targets = [self._targets[id(member.param)] for member in trip.bucket.members]
         numbers = lambda: draws.numbers(trip.bucket.signature)  # noqa: E731
         return trip.step(targets, self._state, numbers, self.errors, self._distribution.graphs)
-
-    def _sharded(self, shards: Shards, draws: Draws) -> BucketSteps:
-        targets = [self._targets[id(member.param)] for member in shards.members]
-        numbers = draws.numbers(shards.signature)
-        parts = yield from sharded_step(shards, targets, self._state, numbers)
-        return [(m, [(None, T)]) for m, T in zip(shards.members, parts, strict=True)]
 
     def finish(self) -> None:
         """Update this rank's parts of the parameters, after all :meth:`steps`."""
@@ -379,5 +357,5 @@ class Split:
 
     def let_rest(self) -> None:
         """Stop matrices in parts whose gradients have become zero; all ranks decide together."""
-        works = [self._selected(w, *BY_OWNERS, *WITHIN_A_COPY) for w in range(len(self._works))]
+        works = [self._selected(w, *BY_OWNERS, "gather") for w in range(len(self._works))]
         let_parts_rest(works, self._distribution.layout_of, self._state)
