@@ -32,9 +32,10 @@ from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
 from polarstep.exchange import ALONE, Exchange
 from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
+from polarstep.optim.stepping.resting import let_rest
 from polarstep.undisturbed import on_device
 
-__all__ = ["Running", "at_once", "bucket_step", "buckets_of", "run", "steps_of"]
+__all__ = ["Running", "at_once", "bucket_step", "buckets_of", "run", "steps_here", "steps_of"]
 
 # Bytes that buckets may hold while they wait for other ranks; one bucket may always run.
 WINDOW = 512 * 2**20
@@ -51,18 +52,30 @@ class Running(NamedTuple):
     step: Generator[int, None, None]
 
 
+def steps_here(
+    works: list[Work],
+    state: State,
+    draws: Draws,
+    hooks: tuple[PolarHook, ...],
+    replayed: ReplayedStep,
+) -> Iterator[Running]:
+    """The steps of matrices that this rank has as a whole; those that kernels can update come first."""
+    let_rest(works, state)
+    updated = replayed(works, state, at_once, hooks)
+    yield from steps_of(works, state, draws, hooks, skip=updated)
+
+
 def steps_of(
     works: list[Work],
     state: State,
     draws: Draws,
-    hooks: tuple[PolarHook, ...] = (),
-    replayed: ReplayedStep | None = None,
+    hooks: tuple[PolarHook, ...],
+    skip: Container[int] = (),
 ) -> Iterator[Running]:
-    """The steps of all matrices of ``works``; ``replayed`` first takes those that kernels can update."""
-    updated = set[int]() if replayed is None else replayed(works, state, at_once, hooks)
+    """The steps by torch's operations; ``skip`` has the ids of parameters that are updated otherwise."""
     engine = TorchEngine()
-    for b in buckets_of(works, state, draws, skip=updated):
-        exchange = Gathered() if is_sharded(b.members[0].param) else ALONE
+    for b in buckets_of(works, state, draws, skip):
+        exchange: Exchange = Gathered() if is_sharded(b.members[0].param) else ALONE
         yield Running(b.signature.device, bucket_step(b, engine, exchange, hooks))
 
 
@@ -114,10 +127,7 @@ def at_once(b: FusedBucket, hooks: tuple[PolarHook, ...]) -> None:
 def buckets_of(
     works: Iterable[Work], state: State, draws: Draws, skip: Container[int] = ()
 ) -> Iterator[TensorBucket]:
-    """The matrices that go through one map as one batch, whichever groups and parameters they are in.
-
-    ``skip`` has the ids of parameters that are updated otherwise.
-    """
+    """The matrices that go through one map as one batch, whichever groups and parameters they are in."""
     found: dict[tuple[Signature, bool], list[Member]] = {}
     for work in works:
         for index, p in enumerate(work.params):
