@@ -321,7 +321,7 @@ def uneven_channels(mesh: Any) -> float:
     """Filters of six input channels, on four ranks, through a checkpoint with a warm start."""
     p = matrix("filter", mesh, Shard(1), shape=(4, 6, 3, 3))
     polar = ps.LowRank(2, 1, 0, sketch=ps.Warm(), always_sketch=True)
-    return through_checkpoints(p, 4, matrices=1, polar=polar, plan="sharded")
+    return through_checkpoints(p, 4, matrices=1, polar=polar)
 
 
 def a_plain_state(mesh: Any) -> list[str]:
@@ -512,7 +512,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     for cut in (1, 2):
         found["axis of one", cut] = an_axis_of_one_rank(thin[0], [Shard(0), Shard(cut)])
         found["axis of one", -cut] = an_axis_of_one_rank(thin[1], [Shard(cut), Shard(0)])
-    for plan in ("owner", "sharded", "replicated", "gather"):
+    for plan in ("owner", "replicated", "gather"):
         found["hook", plan] = a_hook_on_one(rank, mesh, plan)
     for plan in ("owner", "replicated", "gather"):
         found["channels last", plan] = channels_last(mesh, plan)

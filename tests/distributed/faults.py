@@ -455,14 +455,14 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
                 found["experts", name, plan, missing] = experts(
                     rank, ranks, mesh, plan, missing, **options
                 )
-    for plan in ("owner", "gather", "sharded"):
+    for plan in ("owner", "gather"):
         for algorithm in ("muon", "adamw"):
             found["missing", plan, algorithm] = missing_on_one(rank, mesh, plan, algorithm)
         for value in (math.nan, math.inf):
             found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
-    for plan in ("auto", "owner", "gather", "sharded"):
+    for plan in ("auto", "owner", "gather"):
         found["eight bits", plan] = eight_bits(mesh, plan)
-    for plan in ("owner", "gather", "sharded"):
+    for plan in ("owner", "gather"):
         found["gradients kept", plan] = gradients_kept(mesh, plan)
         for name in WITH_STATE:
             found["looked at", name, plan] = looked_at(mesh, name, plan, every=3, skipped=6)
@@ -480,7 +480,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     found["zero redundancy"] = zero_redundancy()
     for name in ("warm", "rows"):
         found["resumed", name] = zero_redundancy_resumed(**WITH_STATE[name])
-    for plan in ("auto", "owner", "gather", "sharded"):
+    for plan in ("auto", "owner", "gather"):
         found["compensated", plan] = compensated(mesh, plan, folder / f"compensated {plan}")
     if ranks == 4:
         found["strided"] = uneven_strided(ranks)

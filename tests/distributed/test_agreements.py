@@ -191,7 +191,7 @@ def test_what_is_on_the_host_does_not_go_by_nccl(found) -> None:
         assert there["offloaded"] == {"gloo"}
 
 
-@pytest.mark.parametrize("plan", ["owner", "sharded", "replicated", "gather"])
+@pytest.mark.parametrize("plan", ["owner", "replicated", "gather"])
 def test_a_hook_on_one_rank_sees_whole_matrices(plan, found) -> None:
     """As where rank 0 alone writes a log; the others took another plan and waited for it."""
     for rank, there in enumerate(found):
