@@ -36,15 +36,12 @@ MAPS: dict[str, ps.PolarMap] = {
     "h=½": ps.LowRank(16, 8, 0.5),
     "h=1": ps.LowRank(16, 8, 1),
     "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
-    "kept": ps.LowRank(16, 8, 0, keep=2),
 }
 CARRYING: dict[str, ps.PolarMap] = {
     "auto's": ps.Deflated(ps.LowRank(16, 8, sketch=Warm()), ps.NewtonSchulz(1, "flat")),
     "rest scaled": ps.Deflated(ps.LowRank(16, 8)),
 }
-PLANS = ("sharded", "owner", "replicated", "gather")
-OVERLAPPING = ("sharded", "owner", "replicated", "gather")
-KEPT = 3  # a step that uses the basis of step 2
+PLANS = ("owner", "replicated", "gather")
 
 
 @contextmanager
@@ -83,7 +80,6 @@ def counted(
     dtype: torch.dtype,
     at: int = 1,
     copies: int = 1,
-    lr_scale: Any = "spectral",
 ) -> Any:
     """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
@@ -95,7 +91,7 @@ def counted(
         G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
         params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
         params[-1].grad = params[-1].detach()
-    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan, lr_scale=lr_scale)
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan)
     for _ in range(at):
         optimizer.step()
     with received() as found, Flops() as flops:
@@ -125,6 +121,7 @@ def order(plan: str) -> list[str]:
         return calling
 
     places = [
+        (wire, "meet"),
         (wire, "exchange"),
         (wire, "begin_largest_of_ranks"),
         (wire.Arriving, "wait"),
@@ -132,7 +129,7 @@ def order(plan: str) -> list[str]:
     ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
-    words = ["send", "send", "wait", "wait", "compute"]
+    words = ["meet", "send", "send", "wait", "wait", "compute"]
     for place, call, word in zip(places, before, words, strict=True):
         setattr(*place, noted(word, call))
     try:
@@ -156,16 +153,16 @@ def cases(ranks: int) -> list[tuple[str, str, str]]:
         for plan in PLANS
         for name in MAPS
         for shape in ("small tall", "small wide")
-        if (plan, name) != ("sharded", "full space") and name != "h=0"
-        if ranks == 2 or plan not in copying or name in ("full space", "kept")
-        if ranks == 4 or plan in copying or name not in ("h=½", "warm")
+        if name != "h=0"
+        if ranks == 2 or plan not in copying or name in ("full space", "warm")
+        if ranks == 4 or plan in copying or name != "h=½"
     ]
 
 
 def copied_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
-    plans, maps = ("owner", "sharded"), ("full space", "h=1", "kept")
-    return [case for case in cases(4) if case[0] in plans and case[1] in maps]
+    maps = ("full space", "h=1", "warm")
+    return [case for case in cases(4) if case[0] == "owner" and case[1] in maps]
 
 
 def carrying_cases() -> list[tuple[str, str, str]]:
@@ -181,7 +178,7 @@ def no_tiles() -> bool:
 
 @mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    found: dict[Any, Any] = {("order", plan): order(plan) for plan in OVERLAPPING}
+    found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):
@@ -190,17 +187,11 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
                 shape, MAPS["full space"], "auto", torch.bfloat16, 0
             )
     for plan, name, shape in cases(ranks):
-        at = KEPT if name == "kept" else 1
-        found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32, at)
+        found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32)
     for plan, name, shape in copied_cases() if ranks == 4 else ():
-        at = KEPT if name == "kept" else 1
         found["copied", plan, name, shape] = counted(
-            shape, MAPS[name], plan, torch.float32, at, copies=2
+            shape, MAPS[name], plan, torch.float32, copies=2
         )
     for plan, name, shape in carrying_cases():
         found[plan, name, shape] = counted(shape, CARRYING[name], plan, torch.float32)
-    for shape in ("small tall", "small wide"):
-        found["by norm", shape] = counted(
-            shape, MAPS["h=1"], "sharded", torch.float32, lr_scale="rms"
-        )
     return found

@@ -31,10 +31,10 @@ STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
 WARM = ps.LowRank(4, 2, 0, sketch=Warm(), always_sketch=True)
 MAPS = {"full": {}, "warm": {"polar": WARM}}
-SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3))
+SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3, "quintic"))
 WITH_STATE: dict[str, dict[str, Any]] = {
     "warm": {"polar": WARM, "nonfinite": "skip"},
-    "kept": {"polar": replace(SKETCHED, keep=3), "nonfinite": "skip"},
+    "warm, skip": {"polar": replace(SKETCHED, sketch=ps.Warm()), "nonfinite": "skip"},
     "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
     "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
 }
@@ -455,14 +455,14 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
                 found["experts", name, plan, missing] = experts(
                     rank, ranks, mesh, plan, missing, **options
                 )
-    for plan in ("owner", "gather", "sharded"):
+    for plan in ("owner", "gather"):
         for algorithm in ("muon", "adamw"):
             found["missing", plan, algorithm] = missing_on_one(rank, mesh, plan, algorithm)
         for value in (math.nan, math.inf):
             found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
-    for plan in ("auto", "owner", "gather", "sharded"):
+    for plan in ("auto", "owner", "gather"):
         found["eight bits", plan] = eight_bits(mesh, plan)
-    for plan in ("owner", "gather", "sharded"):
+    for plan in ("owner", "gather"):
         found["gradients kept", plan] = gradients_kept(mesh, plan)
         for name in WITH_STATE:
             found["looked at", name, plan] = looked_at(mesh, name, plan, every=3, skipped=6)
@@ -480,7 +480,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     found["zero redundancy"] = zero_redundancy()
     for name in ("warm", "rows"):
         found["resumed", name] = zero_redundancy_resumed(**WITH_STATE[name])
-    for plan in ("auto", "owner", "gather", "sharded"):
+    for plan in ("auto", "owner", "gather"):
         found["compensated", plan] = compensated(mesh, plan, folder / f"compensated {plan}")
     if ranks == 4:
         found["strided"] = uneven_strided(ranks)

@@ -33,7 +33,7 @@ def test_experts_on_their_own_ranks(ranks, name, plan, missing, found) -> None:
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["owner", "gather"])
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 def test_a_gradient_that_one_rank_has_alone(ranks, plan, algorithm, found) -> None:
     for there in found[ranks]:
@@ -41,7 +41,7 @@ def test_a_gradient_that_one_rank_has_alone(ranks, plan, algorithm, found) -> No
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["owner", "gather"])
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, value, found) -> None:
     for there in found[ranks]:
@@ -55,7 +55,7 @@ def test_a_bad_gradient_on_one_rank_skips_the_parameter_on_all(ranks, plan, valu
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["owner", "gather"])
 @pytest.mark.parametrize("name", faults.WITH_STATE)
 def test_a_monitor_looks_at_some_steps_of_a_map_with_state(ranks, plan, name, found) -> None:
     for there in found[ranks]:
@@ -80,14 +80,14 @@ def test_experts_take_their_parts_of_a_whole_state_and_leave_parts(ranks, found)
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["owner", "gather"])
 def test_gradients_are_not_kept_after_the_step(ranks, plan, found) -> None:
     for there in found[ranks]:
         assert there["gradients kept", plan] == 0
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["auto", "owner", "gather"])
 def test_momentum_in_eight_bits(ranks, plan, found) -> None:
     for there in found[ranks]:
         assert there["eight bits", plan] < 1e-10
@@ -156,7 +156,7 @@ def test_zero_redundancy_optimizer_goes_on_with_layers_that_had_no_gradient(
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["auto", "owner", "gather"])
 def test_rounding_errors_are_in_the_state_of_ranks_without_rows(ranks, plan, found) -> None:
     """Otherwise ranks gather different tensors, and the process is aborted."""
     for there in found[ranks]:
@@ -167,7 +167,7 @@ def test_rounding_errors_are_in_the_state_of_ranks_without_rows(ranks, plan, fou
 
 
 @over_ranks
-@pytest.mark.parametrize("plan", ["auto", "owner", "gather", "sharded"])
+@pytest.mark.parametrize("plan", ["auto", "owner", "gather"])
 def test_a_checkpoint_has_rounding_errors_of_parameters_without_a_gradient(
     ranks, plan, found
 ) -> None:

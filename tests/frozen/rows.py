@@ -35,7 +35,7 @@ class Row:
 
 def sketched(**options: Any) -> ps.LowRank:
     """A sketch of ℓ = 6, which the shapes below do not turn into full space."""
-    few = {"power": 0.0, "always_sketch": True, "inner": ps.NewtonSchulz(3)}
+    few = {"power": 0.0, "always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
     return ps.LowRank(4, 2, **(few | options))
 
 
@@ -51,7 +51,6 @@ MAPS: dict[str, Callable[[], Any]] = {
     "products": lambda: sketched(power=1, orth="products"),
     "warm": lambda: sketched(sketch=Warm()),
     "warm, h=1": lambda: sketched(sketch=Warm(), power=1),
-    "kept": lambda: sketched(keep=2),
     "deflated, flat": lambda: ps.Deflated(sketched(sketch=Warm()), ps.NewtonSchulz(1, "flat")),
     "deflated, quintic": lambda: ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic")),
     "deflated": lambda: ps.Deflated(sketched()),

@@ -147,7 +147,7 @@ def test_bad_parameters(params, error, message):
         ({"maximize": True}, r"option maximize=True in a group.*'muon': leave it out, and negate"),
         ({"algorithm": "adamw", "amsgrad": True}, r"option amsgrad=True.*AdamW here is without it"),
         ({"differentiable": True}, r"option differentiable=True.*no gradient flows through"),
-        ({"plan": "ownr"}, r"plan='ownr': expected one of auto, local, sharded, owner, replicated"),
+        ({"plan": "ownr"}, r"plan='ownr': expected one of auto, local, owner, replicated, gather"),
         ({"algorithm": "sgd", "momentum": 1}, r"momentum=1: expected 0 ≤ momentum < 1"),
         ({"algorithm": "sgd", "momentum": 0}, r"nesterov=True needs momentum > 0; set nesterov"),
     ],

@@ -117,9 +117,9 @@ class Muon(Checkpointed):
             matrices for one another, the graph has the polar map alone
             (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
-            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
-            ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
-            have a ``"plan"`` of its own. The result of a step does not depend on it.
+            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"owner"``,
+            ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may have a
+            ``"plan"`` of its own. The result of a step does not depend on it.
         process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
             the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
             its plain parameters by itself. The ranks of a ``DTensor`` are those of its mesh.
@@ -178,7 +178,7 @@ class Muon(Checkpointed):
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
-            "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
+            "polar": NewtonSchulz() if polar is None else polar,
             "weight_decay": weight_decay,
             LR_SCALE: lr_scale,
             "layout": layout,
