@@ -217,7 +217,7 @@ def a_map_that_fails_on_one_while_all_gather(mesh: Any) -> tuple[list[str], floa
     """The matrices of other shapes are gathered after it."""
     params = [matrix(f"gathered {i}", mesh, Shard(0), shape=(8, 12 + i)) for i in range(3)]
     groups = [{"params": params[:1], "polar": Broken()}, {"params": params[1:]}]
-    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params)
+    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params, 1)
     alone = [nn.Parameter(given(f"gathered {i}", (8, 12 + i), 0)) for i in (1, 2)]
     one = ps.Muon(alone, lr=0.1)
     for i, q in enumerate(alone, 1):
@@ -424,7 +424,7 @@ def a_map_that_fails_on_experts_of_one(mesh: Any) -> tuple[list[str], float]:
         {"params": params[:1], "polar": Broken()},
         {"params": params[1:], "plan": "owner"},
     ]
-    words = words_of(ps.Muon(groups, lr=0.1), params)
+    words = words_of(ps.Muon(groups, lr=0.1), params, 1)
     alone = nn.Parameter(given("a", (8, 12), 0))
     one = ps.Muon([alone], lr=0.1)
     alone.grad = given("gradient 1", (8, 12), 0)

@@ -198,6 +198,7 @@ class Split:
         self._runs: list[BucketSteps] = []
         self._active: list[BucketSteps] = []
         self._found: PartsOfT = []
+        self._sources: dict[int, tuple[Work, int]] = {}  # of parameters that ranks compute together
         self._targets: dict[int, Target] = {}
         local_state.begin(self._whole_here())
         # Parameters whose whole matrices lie on this rank, for the steps of a single process.
@@ -251,10 +252,9 @@ class Split:
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
                     continue
-                momentum_of(p, self._state[p], stored_dtype(far.group, p))
                 layout = self._distribution.layout_of(p)
                 assert layout is not None
-                self._targets[id(p)] = Target(far, index, self._state)
+                self._sources[id(p)] = (far, index)
                 for signature, member in members_of(lasting, index, self._state):
                     # As in by_tensors, momentum and skipping are handled per parameter, not per bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
@@ -279,23 +279,35 @@ class Split:
         self._active = going
 
     def _owned(self, trip: Trip, plain: PlainStep) -> BucketSteps:
-        targets = [self._targets[id(member.param)] for member in trip.bucket.members]
+        target = lambda i: self._target(trip.bucket.members[i].param)  # noqa: E731
         numbers = lambda: plain.drawn(trip.bucket.signature)  # noqa: E731
-        return trip.step(targets, self._state, numbers, self.errors, self._distribution.graphs)
+        return trip.step(target, self._state, numbers, self.errors, self._distribution.graphs)
+
+    def _target(self, p: Tensor) -> Target:
+        """The parameter during this step; made where an error of it does not leave ranks waiting."""
+        if id(p) not in self._targets:
+            self._targets[id(p)] = Target(*self._sources[id(p)], self._state)
+        return self._targets[id(p)]
 
     def finish(self) -> None:
         """Complete the exchange, and update this rank's parts of the parameters."""
         while self._active:
             self._advance()
+        try:
+            self._update()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _update(self) -> None:
+        # A bucket that has failed leaves no T of its blocks.
+        new = torch.zeros_like if self.errors else torch.empty_like
         updates: dict[int, Tensor] = {}
         for member, parts in self._found:
             X = local(member.param)
             if X.numel() == 0:
                 continue
             if id(member.param) not in updates:  # contiguous, also where X is in channels_last
-                updates[id(member.param)] = torch.empty_like(
-                    X, memory_format=torch.contiguous_format
-                )
+                updates[id(member.param)] = new(X, memory_format=torch.contiguous_format)
             self._write(member, parts, updates[id(member.param)])
         ready = []
         for key, U in updates.items():
@@ -328,6 +340,12 @@ class Split:
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""
+        try:
+            self._settle()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _settle(self) -> None:
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():

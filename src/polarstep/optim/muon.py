@@ -370,7 +370,7 @@ class Muon(Checkpointed):
             self._arrivals.note_first(self.param_groups, self.state)
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
-            self._over_ranks.tell_of_failure()
+            self._over_ranks.end_step(self.param_groups)
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
 
     def _error_of_changes(self) -> Exception | None:
