@@ -157,7 +157,7 @@ class Renewed(Measured):
 
     Of a batch of b matrices b/``steps`` get a new basis at each step: those with the largest fall of α
     since their basis was made (``by="fall"``), or those with the oldest basis (``by="age"``). With
-    ``by="together"`` all have a new basis at each ``steps``-th step, as ``LowRank(keep=steps)`` has.
+    ``by="together"`` all have a new basis at each ``steps``-th step.
     The first ``steps`` steps all make new bases, as matrices may be zero at first.
     """
 

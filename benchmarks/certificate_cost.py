@@ -36,7 +36,7 @@ MAPS: dict[str, ps.PolarMap] = {
     "LowRank(200+10, Kaczmarz)": ps.LowRank(200, 10, 1, ps.Kaczmarz()),
     "Deflated(200+8, h=1), scaled": ps.Deflated(ps.LowRank(200, 8, inner=INNER)),
     "auto": ps.Auto(),
-    "NewtonSchulz(5, quintic)": ps.NewtonSchulz(5),
+    "NewtonSchulz(5, quintic)": ps.NewtonSchulz(5, "quintic"),
     "NewtonSchulz(5, polar-express)": ps.NewtonSchulz(5, "polar-express"),
 }
 SHAPES = [(768, 768), (3072, 768), (768, 3072)]

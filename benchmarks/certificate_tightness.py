@@ -33,8 +33,8 @@ MAPS = {
     "LowRank(64+8, Kaczmarz)": ps.LowRank(64, 8, 1, ps.Kaczmarz()),
     "LowRank(64+8, basis by products)": ps.LowRank(64, 8, 1, orth="products"),
     "LowRank(16+8, h=1)": ps.LowRank(16, 8, 1),
-    "NewtonSchulz(9, quintic)": ps.NewtonSchulz(9),
-    "NewtonSchulz(5, quintic)": ps.NewtonSchulz(5),
+    "NewtonSchulz(9, quintic)": ps.NewtonSchulz(9, "quintic"),
+    "NewtonSchulz(5, quintic)": ps.NewtonSchulz(5, "quintic"),
     "NewtonSchulz(5, polar-express)": ps.NewtonSchulz(5, "polar-express"),
     "Deflated(40+8, one step)": ps.Deflated(
         ps.LowRank(40, 8, inner=ps.NewtonSchulz(4, "polar-express-sketch"), always_sketch=True),

@@ -105,20 +105,16 @@ def maps() -> dict[str, tuple[str, Any]]:
     }
     flat = ps.NewtonSchulz(1, "flat")
     for rank in (48, 56, 88, 120, 200, 248):
-        for suffix, words, options in (
-            ("", "h = 1", {}),
-            ("-warm", "warm", {"sketch": ps.Warm()}),
-            ("-kept", "kept 4 steps", {"keep": 4}),
-        ):
+        for suffix, words, sketch in (("", "h = 1", ps.Gaussian()), ("-warm", "warm", ps.Warm())):
             for bits, float8 in (("", True), ("-16", False)):
                 found[f"lift-{rank}{suffix}{bits}"] = (
                     f"{rank}+8, {words}, one step of degree 17{' in 16 bits' if bits else ''}",
-                    ps.Deflated(head(rank, **options), flat, float8=float8),
+                    ps.Deflated(head(rank, sketch=sketch), flat, float8=float8),
                 )
     # Closer to the polar factor than seven such steps in full space.
     found["quintic-200"] = (
         "200+8, h = 1, two quintic steps",
-        ps.Deflated(head(200), ps.NewtonSchulz(2)),
+        ps.Deflated(head(200), ps.NewtonSchulz(2, "quintic")),
     )
     # The same heads with steps on the rest apart. The first has the steps of lift-RANK-warm.
     for rank in (56, 120):

@@ -36,8 +36,8 @@ SHAPES = {"768×768": (768, 768), "3072×768": (3072, 768)}
 LOOPS = {"loop, 7 steps": 7, "loop, 5 steps": 5}
 
 MAPS: dict[str, PolarMap] = {
-    "full space, 7 × quintic": NewtonSchulz(7),
-    "full space, 5 × quintic": NewtonSchulz(5),
+    "full space, 7 × quintic": NewtonSchulz(7, "quintic"),
+    "full space, 5 × quintic": NewtonSchulz(5, "quintic"),
     "full space, 5 × PolarExpress": NewtonSchulz(5, "polar-express"),
     "LowRank(200)": LowRank(200),
     "LowRank(200, power=0.5)": LowRank(200, power=0.5),

@@ -64,33 +64,30 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         ps.LowRank(rank, 8, sketch=sketch, **common) for sketch in (ps.Warm(), ps.Gaussian())
     )
     sampled = ps.LowRank(rank, 8, power=0.5, sketch=ps.Kaczmarz(), **common)
-    none, kept = (ps.LowRank(rank, 8, power=0, keep=keep, **common) for keep in (1, 4))
+    none = ps.LowRank(rank, 8, power=0, **common)
     flat, full = ps.NewtonSchulz(1, "flat"), ps.NewtonSchulz(5, "polar-express")
     sixth = ps.LowRank(-(-short // 96) * 16 - 8, 8, sketch=ps.Warm(), **common)
     return {
         "full space, PolarExpress 5": full,
         f"full space, PolarExpress 5{ROWS}": full,
-        "full space, quintic 7": ps.NewtonSchulz(7),
+        "full space, quintic 7": ps.NewtonSchulz(7, "quintic"),
         "warm": warm,
         f"warm{ROWS}": warm,
         "Gaussian h=0": none,
         f"Gaussian h=0{ROWS}": none,
-        "Gaussian h=0, kept 4 steps": kept,
         "Gaussian h=½": ps.LowRank(rank, 8, power=0.5, **common),
         "Kaczmarz h=½": sampled,
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
         f"the paper's{ROWS}": ps.LowRank(rank, 8, always_sketch=True),
         "Deflated warm, scaled": ps.Deflated(warm),
-        "Deflated h=0, kept 4 steps, scaled": ps.Deflated(kept),
         "Deflated Kaczmarz h=½, scaled": ps.Deflated(sampled),
         "Deflated h=1, scaled": ps.Deflated(fresh),
         f"Deflated h=1, scaled{ROWS}": ps.Deflated(fresh),
         "Deflated h=1, one step": ps.Deflated(fresh, flat),
         "Deflated h=1, two steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "flat")),
-        "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2)),
+        "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "quintic")),
         "Deflated h=1, two Jordan steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "jordan")),
         "Deflated Kaczmarz h=½, one step": ps.Deflated(sampled, flat),
-        "Deflated h=0, kept 4 steps, one step": ps.Deflated(kept, flat),
         "Deflated warm, one step": ps.Deflated(warm, flat),
         "Deflated warm, one step in 16 bits": ps.Deflated(warm, flat, float8=False),
         "Deflated warm, a sixth, one step": ps.Deflated(sixth, flat),
@@ -144,7 +141,9 @@ def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Ten
     text = torch.from_numpy(tokens.astype("int64")).to(device)
     config = GPTConfig(vocab_size=len(vocabulary), width=width, layers=2, heads=4, context=128)
     model = GPT(config, rng.generator("accuracy", "init")).to(device)
-    muon = ps.Muon(model.blocks.named_parameters(), lr=0.02, polar=ps.NewtonSchulz(5), fused=False)
+    muon = ps.Muon(
+        model.blocks.named_parameters(), lr=0.02, polar=ps.NewtonSchulz(5, "quintic"), fused=False
+    )
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
     history: list[dict[str, Tensor]] = []
 
@@ -260,7 +259,6 @@ def main() -> None:
             report(f"{what}, turning", name, measured[1:])
     # Steps in eight bits begin at 512 rows.
     history = recorded(device, steps, width)
-    # These include steps with the oldest bases; a kept basis is made at every fourth step.
     looked_at = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
     momentum = {
         step: {name: Case(M, width // 4, device) for name, M in history[step].items()}

@@ -89,7 +89,6 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
     return {
         "LowRank, warm": lambda: low_rank(sketch=ps.Warm(), inner=INNER),
         "LowRank, Gaussian h=0": lambda: low_rank(power=0, inner=INNER),
-        "LowRank, Gaussian h=0, kept 4 steps": lambda: low_rank(power=0, inner=INNER, keep=4),
         "LowRank, Gaussian h=½": lambda: low_rank(power=0.5, inner=INNER),
         "LowRank, Kaczmarz h=½": lambda: low_rank(power=0.5, sketch=ps.Kaczmarz(), inner=INNER),
         "LowRank, the paper's (h=1, q=7)": low_rank,
@@ -108,7 +107,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "auto": lambda: ps.Auto(),
         "auto, cheap": lambda: ps.Auto("cheap"),
         "full space, PolarExpress 5": lambda: ps.NewtonSchulz(5, "polar-express"),
-        "full space, quintic 7": lambda: ps.NewtonSchulz(7),
+        "full space, quintic 7": lambda: ps.NewtonSchulz(7, "quintic"),
     }
 
 

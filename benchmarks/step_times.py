@@ -118,9 +118,8 @@ def _in_turn(made: Iterable[tuple[str, Make]], rounds: int = 15) -> Iterator[dic
 def _cycle(optimizer: torch.optim.Optimizer) -> int:
     """The number of steps after which the work repeats; SOAP has a QR every few steps."""
     group = optimizer.param_groups[0]
-    polar = group.get("polar")
     frequency: int = group.get("precondition_frequency", 1)
-    return polar.keep if isinstance(polar, ps.LowRank) else frequency
+    return frequency
 
 
 def _repeated(run: Callable[[], object], times: int) -> Callable[[], object]:

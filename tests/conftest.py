@@ -45,7 +45,7 @@ LONGEST = (
     "optim/test_resting.py",
     "lab/experiments/test_report_page.py",
     "lab/experiments/test_report_noise.py",
-    "theory/test_lifted_bounds.py",
+    "theory/test_deflated.py",
     "lab/pages/test_maps.py",
     "lab/pages/test_write.py",
     "polar/test_minimax.py",

@@ -56,7 +56,7 @@ class Steady(ps.PolarMap):
     """T·min(1, a/‖M‖_F) with a the average norm so far, which a step updates in its place."""
 
     decay: float = 0.75
-    inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3))
+    inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3, "quintic"))
 
     @property
     def rounds_input(self) -> bool:
@@ -94,7 +94,7 @@ class Jittered(ps.PolarMap):
     """The inner map of M + ε‖M‖_F·N/√(mn), for Gaussian N."""
 
     size: float = 0.1
-    inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3))
+    inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3, "quintic"))
 
     @property
     def is_random(self) -> bool:
@@ -291,7 +291,9 @@ class SignDescent(ps.Elementwise):
 
 def sketched(sketch: ps.Sketch | Finder, **options: Any) -> ps.LowRank:
     """A low-rank map that sketches every shape of :data:`SHAPES`, ℓ = 6."""
-    return ps.LowRank(4, 2, sketch=sketch, inner=ps.NewtonSchulz(3), always_sketch=True, **options)
+    return ps.LowRank(
+        4, 2, sketch=sketch, inner=ps.NewtonSchulz(3, "quintic"), always_sketch=True, **options
+    )
 
 
 OWN: dict[str, ps.PolarMap] = {
@@ -300,13 +302,11 @@ OWN: dict[str, ps.PolarMap] = {
     "random map": Jittered(),
     "random map with its last numbers": Remembering(),
     "sketch": sketched(Signs()),
-    "kept sketch": sketched(Signs(), keep=3),
     "finder": sketched(Largest()),
     "finder with a basis": sketched(Followed()),
 }
 # Beside the maps of a user, those of the library that leave something for the next step.
 WITH_STATE: dict[str, ps.PolarMap] = {
-    "kept": sketched(ps.Gaussian(), keep=3),
     "warm": sketched(ps.Warm()),
     **{name: polar for name, polar in OWN.items() if polar.carries},
 }

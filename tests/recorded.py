@@ -24,7 +24,7 @@ def record_momentum(steps: int = STEPS, kept: tuple[int, ...] = KEPT) -> dict[st
     text = torch.from_numpy(tokens.astype("int64"))
     config = GPTConfig(vocab_size=len(vocabulary), width=64, layers=2, heads=4, context=32)
     model = GPT(config, rng.generator("record", "init"))
-    optimizer = Muon(model.blocks.parameters(), lr=0.02, polar=NewtonSchulz(5))
+    optimizer = Muon(model.blocks.parameters(), lr=0.02, polar=NewtonSchulz(5, "quintic"))
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
     seen: dict[str, list[Tensor]] = {}
 

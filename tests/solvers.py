@@ -29,6 +29,17 @@ from polarstep.polar.result import Factors
 
 
 @dataclass(frozen=True)
+class Divided(PolarMap):
+    """T = M/‖M‖_F, an inner map without products."""
+
+    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+        return X / torch.linalg.matrix_norm(X, keepdim=True)
+
+    def flops(self, m: int, n: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True)
 class Solver:
     """A polar map and which of the promises it makes."""
 
@@ -44,20 +55,19 @@ class Solver:
 
 
 def _low_rank(power: float = 1, **options: object) -> LowRank:
-    options = {"inner": NewtonSchulz(7), "always_sketch": True} | options
+    options = {"inner": NewtonSchulz(7, "quintic"), "always_sketch": True} | options
     return LowRank(4, 2, power, **options)  # type: ignore[arg-type]
 
 
 def _deflated(steps: int = 0, coefficients: Any = None, **options: Any) -> Deflated:
     rest = NewtonSchulz(steps, coefficients) if steps else None
-    return Deflated(_low_rank(**options), rest, full=NewtonSchulz(7))
+    return Deflated(_low_rank(**options), rest, full=NewtonSchulz(7, "quintic"))
 
 
 HEADS: dict[str, dict[str, Any]] = {
     "gaussian": {},
     "kaczmarz": {"sketch": Kaczmarz()},
     "warm": {"sketch": Warm()},
-    "kept": {"keep": 3},
 }
 CUBIC_THEN_QUINTIC = ((1.5, -0.5), (1.875, -1.25, 0.375))
 PAPER = ("cubic", "quintic")
@@ -81,9 +91,8 @@ SOLVERS: list[Solver] = [
         Solver(f"newton-schulz {name} {form}", NewtonSchulz(6, name, form=form), bounded=False)
         for name, form in product(OVERSHOOTING, ("plain", "gram"))
     ),
-    Solver("newton-schulz no steps", NewtonSchulz(0)),
     Solver("newton-schulz custom", NewtonSchulz(9, ((1.875, -1.25, 0.375), (1.5, -0.5)))),
-    Solver("newton-schulz number", NewtonSchulz(7, delta=8.0), scale_invariant=False),
+    Solver("newton-schulz number", NewtonSchulz(7, "quintic", delta=8.0), scale_invariant=False),
     *(
         Solver(f"low-rank {name} h={power:g}", _low_rank(power, sketch=sketch))
         for (name, sketch), power in product((SKETCHES | FINDERS).items(), (0, 0.5, 1, 2))
@@ -97,13 +106,15 @@ SOLVERS: list[Solver] = [
     Solver("low-rank of spectral", _low_rank(inner=NewtonSchulz(9, "cubic", "spectral"))),
     Solver(
         "low-rank kaczmarz of operator",
-        _low_rank(sketch=Kaczmarz(), inner=NewtonSchulz(7, delta="operator")),
+        _low_rank(sketch=Kaczmarz(), inner=NewtonSchulz(7, "quintic", delta="operator")),
     ),
-    Solver("low-rank of plain form", _low_rank(inner=NewtonSchulz(7, form="plain"))),
+    Solver("low-rank of plain form", _low_rank(inner=NewtonSchulz(7, "quintic", form="plain"))),
     Solver("low-rank of jordan", _low_rank(inner=NewtonSchulz(5, "jordan")), bounded=False),
     Solver("low-rank in full space", LowRank(200)),
     Solver(
-        "low-rank of number", _low_rank(inner=NewtonSchulz(7, delta=8.0)), scale_invariant=False
+        "low-rank of number",
+        _low_rank(inner=NewtonSchulz(7, "quintic", delta=8.0)),
+        scale_invariant=False,
     ),
     # A cubic brings singular values up to √3 to [0, 1], and deflated steps begin at 1.17 or below.
     # tests/polar/test_deflated.py has the bounds of the others.

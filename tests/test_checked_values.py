@@ -20,7 +20,7 @@ from polarstep.checked_values import (
     is_integer,
     is_number,
 )
-from polarstep.polar.finders import Fresh, Kept
+from polarstep.polar.finders import Fresh
 
 NUMBERS = (0, -3, 10**400, 0.5, math.nan, math.inf, Fraction(1, 3), np.float32(2), np.int64(7))
 INTEGERS = (0, -3, 10**400, np.int64(7), np.uint8(1))
@@ -86,9 +86,7 @@ def test_only_true_and_false_are_bools():
         lambda value: ps.LowRank(rank=value),
         lambda value: ps.LowRank(rank=8, oversample=value),
         lambda value: ps.LowRank(rank=8, power=value),
-        lambda value: ps.LowRank(rank=8, keep=value),
         lambda value: Fresh(power=value),
-        lambda value: Kept(steps=value),
         lambda value: ps.Warm(noise=value),
         lambda value: ps.NormalizedRows(beta2=value),
         lambda value: ps.AdamW(lr=value),
@@ -115,8 +113,10 @@ def test_every_option_that_is_a_number_refuses_what_is_none(build, value):
 
 def test_integers_of_numpy_become_pythons_in_maps():
     three = np.int64(3)
-    polar = ps.LowRank(rank=three, oversample=three, keep=three, inner=ps.NewtonSchulz(three))
-    known = (polar.rank, polar.oversample, polar.keep, polar.inner.steps)
-    assert [type(each) for each in known] == [int] * 4
-    assert polar == ps.LowRank(rank=3, oversample=3, keep=3, inner=ps.NewtonSchulz(3))
-    assert repr(polar) == repr(ps.LowRank(rank=3, oversample=3, keep=3, inner=ps.NewtonSchulz(3)))
+    polar = ps.LowRank(rank=three, oversample=three, inner=ps.NewtonSchulz(three, "quintic"))
+    known = (polar.rank, polar.oversample, polar.inner.steps)
+    assert [type(each) for each in known] == [int] * 3
+    assert polar == ps.LowRank(rank=3, oversample=3, inner=ps.NewtonSchulz(3, "quintic"))
+    assert repr(polar) == repr(
+        ps.LowRank(rank=3, oversample=3, inner=ps.NewtonSchulz(3, "quintic"))
+    )

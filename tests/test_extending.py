@@ -45,7 +45,7 @@ def maps_of(page: dict[str, Any]) -> dict[str, ps.PolarMap]:
     return {
         "map": page["ByEigenvalues"](),
         "map with state": page["Leading"](),
-        "map around a map": page["Damped"](ps.LowRank(8, 4, keep=2, always_sketch=True)),
+        "map around a map": page["Damped"](ps.LowRank(8, 4, sketch=ps.Warm(), always_sketch=True)),
         "sketch": ps.LowRank(8, 4, sketch=page["Signs"](), always_sketch=True),
         "finder": ps.LowRank(8, 4, sketch=page["Largest"](), always_sketch=True),
     }

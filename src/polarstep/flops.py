@@ -109,7 +109,6 @@ def low_rank_parts(
     *,
     sketch_flops: int | None = None,
     orth_flops: int | None = None,
-    keep: int = 1,
 ) -> dict[str, int]:
     """Algorithm 1 on an m×n matrix, part by part; :func:`low_rank` is their sum.
 
@@ -117,16 +116,13 @@ def low_rank_parts(
     lift QZ cost 2mnk each. ``inner_flops`` is the cost of the inner map on the k×n matrix B.
     ``sketch_flops`` is the cost of MΩ (default: a dense product; for Algorithm 2 pass
     :func:`kaczmarz_sketch`). ``orth_flops`` is the cost of all orthonormalizations (default: one
-    QR). The cost of a basis that is kept for ``keep`` steps is divided equally among them.
+    QR).
     """
     k = min(m, ell)
-    basis = {
+    return {
         "sketch MΩ": gaussian_sketch(m, n, ell) if sketch_flops is None else sketch_flops,
         "power iteration": power_products(power) * matmul(m, n, ell),
         "orthonormal basis": qr(m, ell) if orth_flops is None else orth_flops,
-    }
-    return {
-        **{part: flops // keep for part, flops in basis.items()},
         "projection QᵀM": matmul(k, m, n),
         "polynomial steps": inner_flops,
         "lift QZ": matmul(m, k, n),
@@ -142,7 +138,6 @@ def low_rank(
     *,
     sketch_flops: int | None = None,
     orth_flops: int | None = None,
-    keep: int = 1,
 ) -> int:
     """Algorithm 1 on an m×n matrix: (4h + 6)mnℓ for its products, one QR, and the inner map.
 
@@ -153,7 +148,7 @@ def low_rank(
     42.06...
     """
     parts = low_rank_parts(
-        m, n, ell, power, inner_flops, sketch_flops=sketch_flops, orth_flops=orth_flops, keep=keep
+        m, n, ell, power, inner_flops, sketch_flops=sketch_flops, orth_flops=orth_flops
     )
     return sum(parts.values())
 

@@ -83,8 +83,8 @@ class PolarConfig:
     ``"empirical"`` is the name the paper gives to Jordan's coefficients, and ``"polar-express"`` is the
     list that it prints for the benchmark. ``"polar-express-default"`` (what :class:`polarstep.Muon`
     takes by default, with five steps) and ``"polar-express-sketch"`` are ours. Sketches are the
-    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`). A
-    basis may serve ``keep`` steps.
+    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`). In
+    records of earlier versions a basis may have served ``keep`` steps.
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
     ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the

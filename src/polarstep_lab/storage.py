@@ -89,17 +89,7 @@ def _finite(number: str) -> float:
 
 
 class JsonLines(storage.JsonLines):
-    """A log that a resumed run cuts back to its length at the checkpoint, to write the rest again."""
-
-    def __init__(self, path: Path, length: int = 0) -> None:
-        """Open ``path`` for appending after its first ``length`` bytes."""
-        size = path.stat().st_size if path.exists() else 0
-        if size < length:
-            raise StorageError(
-                f"{path} has {size} bytes but the checkpoint was taken when it had {length}: the "
-                "log was cut or replaced; start the run anew with --force"
-            )
-        super().__init__(path, length)
+    """As :class:`polarstep.storage.JsonLines`."""
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append one line."""

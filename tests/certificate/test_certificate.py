@@ -17,11 +17,10 @@ from polarstep.theory import bounds
 
 MAPS = {
     "exact": ps.Exact(),
-    "quintic-5": ps.NewtonSchulz(5),
-    "quintic-9": ps.NewtonSchulz(9),
-    "cubic-0": ps.NewtonSchulz(0, "cubic"),
-    "spectral": ps.NewtonSchulz(5, delta="spectral"),
-    "number": ps.NewtonSchulz(5, delta=100.0),
+    "quintic-5": ps.NewtonSchulz(5, "quintic"),
+    "quintic-9": ps.NewtonSchulz(9, "quintic"),
+    "spectral": ps.NewtonSchulz(5, "quintic", delta="spectral"),
+    "number": ps.NewtonSchulz(5, "quintic", delta=100.0),
     "jordan": ps.NewtonSchulz(5, "jordan"),
     "polar-express": ps.NewtonSchulz(5, "polar-express"),
     "gaussian": ps.LowRank(8, 4, 1, always_sketch=True),
@@ -44,7 +43,7 @@ class Unknown(PolarMap):
     """A map the certificate has never heard of, and a bad one."""
 
     def _polar(self, X, generator):
-        return 1.7 * ps.NewtonSchulz(3)._polar(X, generator)
+        return 1.7 * ps.NewtonSchulz(3, "quintic")._polar(X, generator)
 
     def flops(self, m, n):
         return 0
@@ -52,7 +51,7 @@ class Unknown(PolarMap):
 
 def test_certify_is_the_definition():
     M = matrix("power-law", 9, 7)
-    T = ps.NewtonSchulz(3)(M)
+    T = ps.NewtonSchulz(3, "quintic")(M)
     sigma = torch.linalg.svdvals(M)
     found = certify(M, T)
     assert float(found.gamma) == pytest.approx(float(1 - (M * T).sum() / sigma.sum()))
@@ -73,7 +72,7 @@ def test_certify_and_cheap_refuse_mismatched_shapes():
 def test_certify_of_a_matrix_that_is_not_finite_is_nan_and_its_own_matter():
     """As the maps have it: LAPACK would refuse the whole batch."""
     M = torch.stack([matrix("power-law", 9, 7)] * 4)
-    T = ps.NewtonSchulz(3)(M)
+    T = ps.NewtonSchulz(3, "quintic")(M)
     M[1, 2, 3], T[2, 0, 0], M[3, 1, 1] = torch.nan, torch.nan, torch.inf
     found, good = certify(M, T), certify(M[:1], T[:1])
     assert found.gamma.isnan().tolist() == [False, True, True, True]
@@ -136,7 +135,7 @@ def test_cheap_certificate_is_tight_for_sketched_maps():
 
 
 @pytest.mark.parametrize("shape", [(768, 768), (1536, 768), (768, 1536)])
-@pytest.mark.parametrize("polar", [ps.LowRank(200, 10, 1), ps.NewtonSchulz(5)], ids=type)
+@pytest.mark.parametrize("polar", [ps.LowRank(200, 10, 1), ps.NewtonSchulz(5, "quintic")], ids=type)
 def test_cheap_certificate_multiplies_less_than_a_twentieth_of_the_map(polar, shape):
     """In matrix products, counted by torch; benchmarks/certificate_cost.py has the time."""
     M = torch.randn(shape, generator=rng.generator("cost"))
@@ -206,7 +205,7 @@ def test_captured_energy_is_that_of_the_basis(m, n, power):
     polar = ps.LowRank(5, 3, power, always_sketch=True)
     T, factors = factored(polar, M, rng.generator("energy"))
     expected = factors.B.square().sum() / M.square().sum()
-    for X, its in ((T, float(expected)), (ps.NewtonSchulz(5)(M), 1)):
+    for X, its in ((T, float(expected)), (ps.NewtonSchulz(5, "quintic")(M), 1)):
         assert float(measure(M, X).captured_energy) == pytest.approx(its, abs=1e-8)
     assert float(measure(0 * M, 0 * M).captured_energy) == 1
 

@@ -129,7 +129,7 @@ def test_room_for_rounding_grows_with_the_long_side():
     assert room(2.0**-23, 10) == 4e-5
     assert room(2.0**-52, 10) == 1e-10
     assert room(2.0**-23, 3072) == pytest.approx(3072 * 2.0**-23)
-    T = ps.NewtonSchulz(5, dtype=torch.float32)(torch.ones(768, 3072))
+    T = ps.NewtonSchulz(5, "quintic", dtype=torch.float32)(torch.ones(768, 3072))
     assert float(torch.linalg.matrix_norm(T.double(), 2)) <= 1 + room(2.0**-23, 3072)
 
 
@@ -172,7 +172,7 @@ def test_a_monitor_bounds_gamma_of_deflated_maps_at_every_scale(steps, transform
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-16, 1.0, 1e16, 1e30])
 @pytest.mark.parametrize(
-    "polar", [ps.NewtonSchulz(5), ps.LowRank(4, 2, always_sketch=True)], ids=type
+    "polar", [ps.NewtonSchulz(5, "quintic"), ps.LowRank(4, 2, always_sketch=True)], ids=type
 )
 def test_the_certificate_does_not_depend_on_the_scale(polar, scale):
     M = gaussian(2, 12, 20, dtype=torch.float32)
@@ -185,7 +185,7 @@ def test_the_certificate_does_not_depend_on_the_scale(polar, scale):
 
 def test_a_zero_matrix_beside_another_has_lost_nothing():
     M = torch.stack([torch.zeros(12, 20), gaussian(12, 20, dtype=torch.float32)])
-    found = cheap_certificate(M, ps.NewtonSchulz(5)(M), ps.NewtonSchulz(5))
+    found = cheap_certificate(M, ps.NewtonSchulz(5, "quintic")(M), ps.NewtonSchulz(5, "quintic"))
     assert (found.gamma[0], found.nu[0]) == (0, 0)
     assert found.gamma[1] > 0
 
@@ -193,14 +193,14 @@ def test_a_zero_matrix_beside_another_has_lost_nothing():
 def test_many_steps_are_certified_tightly_in_full_space():
     """Nine steps lose next to nothing, and the certificate knows it by their polynomial."""
     M = batch("flat", 1, 12, 20)
-    polar = ps.NewtonSchulz(9)
+    polar = ps.NewtonSchulz(9, "quintic")
     bound, exact = cheap_certificate(M, polar(M), polar), certify(M, polar(M))
     assert exact.gamma <= bound.gamma <= exact.gamma + 1e-2
     assert bound.nu <= 1e-9
 
 
 def test_a_certificate_does_not_depend_on_the_other_matrices_of_its_batch():
-    M, polar = gaussian(3000, 6, 8, dtype=torch.float32), ps.NewtonSchulz(5)
+    M, polar = gaussian(3000, 6, 8, dtype=torch.float32), ps.NewtonSchulz(5, "quintic")
     many, alone = (cheap_certificate(X, polar(X), polar) for X in (M, M[:1]))
     torch.testing.assert_close(many.gamma[:1], alone.gamma, atol=1e-6, rtol=0)
     torch.testing.assert_close(many.nu[:1], alone.nu, atol=1e-6, rtol=0)
@@ -228,7 +228,7 @@ def test_the_room_for_products_in_16_bits(d0, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_tall_matrices_have_the_certificate_of_wide_ones(dtype):
-    M, polar = gaussian(8, 3000).to(dtype), ps.NewtonSchulz(5)
+    M, polar = gaussian(8, 3000).to(dtype), ps.NewtonSchulz(5, "quintic")
     wide, tall = (cheap_certificate(X, polar(X), polar) for X in (M, M.mT))
     torch.testing.assert_close(tall.gamma, wide.gamma, atol=1e-6, rtol=0)
     assert tall.nu == wide.nu

@@ -80,7 +80,7 @@ def test_rows_hold_every_measure_and_are_right(tmp_path):
 
 def test_captured_energy_is_below_one_for_a_sketch_and_one_in_full_space():
     _, _, sketched, _ = train(3, lambda o: Monitor(o, every=2))
-    _, _, full, _ = train(3, lambda o: Monitor(o, every=2), ps.NewtonSchulz(5))
+    _, _, full, _ = train(3, lambda o: Monitor(o, every=2), ps.NewtonSchulz(5, "quintic"))
 
     def energies(monitor):
         return [r["captured_energy"] for r in monitor.rows if r["step"] and "gamma" in r]
@@ -104,7 +104,7 @@ def test_cheap_rows_bound_exact_ones():
 
 def test_stacked_parameters_have_a_row_per_matrix():
     X = torch.nn.Parameter(torch.randn(3, 8, 6, generator=rng.generator("stack")))
-    optimizer = ps.Muon([("experts", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("experts", X)], polar=ps.NewtonSchulz(5, "quintic"))
     with Monitor(optimizer, every=1, tail=False) as monitor:
         X.grad = torch.randn(3, 8, 6, generator=rng.generator("gradient"))
         optimizer.step()
@@ -116,7 +116,7 @@ def test_stacked_parameters_have_a_row_per_matrix():
 @pytest.mark.parametrize("tail", [True, False])
 def test_gradients_are_kept_for_a_tail_index_alone_and_for_one_step(tail):
     X = torch.nn.Parameter(torch.eye(12))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
     g, kept = rng.generator("gradients"), []
     with Monitor(optimizer, every=3, tail=tail) as monitor:
         for _ in range(7):
@@ -158,7 +158,7 @@ def test_every_matrix_of_a_stack_has_a_curve_of_its_own():
             curves.setdefault(tag, []).append((global_step, scalar_value))
 
     X = torch.nn.Parameter(torch.zeros(3, 6, 4))
-    optimizer = ps.Muon([("experts", X)], polar=ps.NewtonSchulz(3))
+    optimizer = ps.Muon([("experts", X)], polar=ps.NewtonSchulz(3, "quintic"))
     with Monitor(optimizer, every=1, tensorboard=Spy(), tail=False) as monitor:
         for _ in range(2):
             X.grad = torch.randn(3, 6, 4, generator=rng.generator("stack"))
@@ -206,7 +206,7 @@ def test_bad_interval():
 
 def test_parameters_without_names_are_told_apart_by_their_groups():
     X, Y = (torch.nn.Parameter(torch.eye(n)) for n in (4, 5))
-    optimizer = ps.Muon([{"params": [X]}, {"params": [Y]}], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([{"params": [X]}, {"params": [Y]}], polar=ps.NewtonSchulz(5, "quintic"))
     with Monitor(optimizer, every=1, tail=False) as monitor:
         X.grad, Y.grad = (torch.randn(n, n, generator=rng.generator(n)) for n in (4, 5))
         optimizer.step()
@@ -216,13 +216,14 @@ def test_parameters_without_names_are_told_apart_by_their_groups():
     ]
     assert [row["parameter"] for row in monitor.rows] == [r.name for r in optimizer.routes]
     assert [row["gamma"] for row in monitor.rows] == pytest.approx(
-        [float(certify(G, ps.NewtonSchulz(5)(G)).gamma) for G in (X.grad, Y.grad)], abs=1e-6
+        [float(certify(G, ps.NewtonSchulz(5, "quintic")(G)).gamma) for G in (X.grad, Y.grad)],
+        abs=1e-6,
     )
 
 
 def test_a_step_that_raised_leaves_no_hook_and_no_row():
     X = torch.nn.Parameter(torch.eye(4))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
     with Monitor(optimizer, every=2, tail=False) as monitor:
         X.grad = torch.randn(4, 4, generator=rng.generator("gradient"))
         optimizer.param_groups[0]["lr"] = -1.0
@@ -237,7 +238,7 @@ def test_a_step_that_raised_leaves_no_hook_and_no_row():
 
 def test_cheap_rows_of_a_step_that_is_not_finite_say_so():
     X = torch.nn.Parameter(torch.eye(4))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
     with Monitor(optimizer, every=1, tail=False, exact=False) as monitor:
         X.grad = torch.full((4, 4), math.nan)
         optimizer.step()
@@ -249,7 +250,7 @@ def test_rows_are_appended_after_the_last_complete_line(tmp_path):
     path.write_text('{"step": 0}\n{"step": 1, "par')  # as a killed run leaves it
     assert read_lines(path) == [{"step": 0}]
     X = torch.nn.Parameter(torch.eye(4))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
     with Monitor(optimizer, every=1, jsonl=path, tail=False):
         X.grad = torch.eye(4)
         optimizer.step()
@@ -259,7 +260,7 @@ def test_rows_are_appended_after_the_last_complete_line(tmp_path):
 def test_rows_may_be_freed_during_a_run(tmp_path):
     path = tmp_path / "rows.jsonl"
     X = torch.nn.Parameter(torch.eye(4))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
     with Monitor(optimizer, every=1, jsonl=path, tail=False) as monitor:
         for _ in range(3):
             monitor.rows.clear()
@@ -339,7 +340,7 @@ def test_parameters_that_take_anothers_place_in_a_step_are_watched_from_then_on(
 def test_a_closed_monitor_holds_no_copies_of_weights_or_gradients(fails):
     """A monitor is kept for its rows; a copy of the model beside them would be kept as well."""
     X = torch.nn.Parameter(torch.eye(12))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
     monitor = Monitor(optimizer, every=1)
 
     def closure():
@@ -360,7 +361,7 @@ def test_a_closed_monitor_holds_no_copies_of_weights_or_gradients(fails):
 def test_a_monitor_closed_after_a_step_that_raised_looks_at_no_later_step():
     """Its polar hook would keep CUDA graphs from being replayed, and measure every step in vain."""
     X = torch.nn.Parameter(torch.eye(4))
-    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5))
+    optimizer = ps.Muon([("weight", X)], polar=ps.NewtonSchulz(5, "quintic"))
 
     def closure():
         raise RuntimeError("out of data")

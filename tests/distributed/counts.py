@@ -36,7 +36,6 @@ MAPS: dict[str, ps.PolarMap] = {
     "h=½": ps.LowRank(16, 8, 0.5),
     "h=1": ps.LowRank(16, 8, 1),
     "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
-    "kept": ps.LowRank(16, 8, 0, keep=2),
 }
 CARRYING: dict[str, ps.PolarMap] = {
     "auto's": ps.Deflated(ps.LowRank(16, 8, sketch=Warm()), ps.NewtonSchulz(1, "flat")),
@@ -44,7 +43,6 @@ CARRYING: dict[str, ps.PolarMap] = {
 }
 PLANS = ("sharded", "owner", "replicated", "gather")
 OVERLAPPING = ("sharded", "owner", "replicated", "gather")
-KEPT = 3  # a step that uses the basis of step 2
 
 
 @contextmanager
@@ -125,6 +123,7 @@ def order(plan: str) -> list[str]:
         return calling
 
     places = [
+        (wire, "meet"),
         (wire, "exchange"),
         (wire, "begin_largest_of_ranks"),
         (wire.Arriving, "wait"),
@@ -132,7 +131,7 @@ def order(plan: str) -> list[str]:
     ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
-    words = ["send", "send", "wait", "wait", "compute"]
+    words = ["meet", "send", "send", "wait", "wait", "compute"]
     for place, call, word in zip(places, before, words, strict=True):
         setattr(*place, noted(word, call))
     try:
@@ -157,14 +156,14 @@ def cases(ranks: int) -> list[tuple[str, str, str]]:
         for name in MAPS
         for shape in ("small tall", "small wide")
         if (plan, name) != ("sharded", "full space") and name != "h=0"
-        if ranks == 2 or plan not in copying or name in ("full space", "kept")
-        if ranks == 4 or plan in copying or name not in ("h=½", "warm")
+        if ranks == 2 or plan not in copying or name in ("full space", "warm")
+        if ranks == 4 or plan in copying or name != "h=½"
     ]
 
 
 def copied_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
-    plans, maps = ("owner", "sharded"), ("full space", "h=1", "kept")
+    plans, maps = ("owner", "sharded"), ("full space", "h=1", "warm")
     return [case for case in cases(4) if case[0] in plans and case[1] in maps]
 
 
@@ -190,12 +189,10 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
                 shape, MAPS["full space"], "auto", torch.bfloat16, 0
             )
     for plan, name, shape in cases(ranks):
-        at = KEPT if name == "kept" else 1
-        found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32, at)
+        found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32)
     for plan, name, shape in copied_cases() if ranks == 4 else ():
-        at = KEPT if name == "kept" else 1
         found["copied", plan, name, shape] = counted(
-            shape, MAPS[name], plan, torch.float32, at, copies=2
+            shape, MAPS[name], plan, torch.float32, copies=2
         )
     for plan, name, shape in carrying_cases():
         found[plan, name, shape] = counted(shape, CARRYING[name], plan, torch.float32)

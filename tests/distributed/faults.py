@@ -31,10 +31,10 @@ STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
 WARM = ps.LowRank(4, 2, 0, sketch=Warm(), always_sketch=True)
 MAPS = {"full": {}, "warm": {"polar": WARM}}
-SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3))
+SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3, "quintic"))
 WITH_STATE: dict[str, dict[str, Any]] = {
     "warm": {"polar": WARM, "nonfinite": "skip"},
-    "kept": {"polar": replace(SKETCHED, keep=3), "nonfinite": "skip"},
+    "warm, skip": {"polar": replace(SKETCHED, sketch=ps.Warm()), "nonfinite": "skip"},
     "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
     "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
 }

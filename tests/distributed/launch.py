@@ -22,7 +22,10 @@ needs_gloo = pytest.mark.skipif(
 
 
 def launched(module: str, ranks: int, folder: Path) -> list[Any]:
-    """What ``module.main(rank, ranks, folder)`` returned on each rank."""
+    """What ``module.main(rank, ranks, folder)`` returned on each rank.
+
+    A module may have a ``TIMEOUT`` for what ranks exchange.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     process = fork("-m", __name__, module, str(ranks), str(folder))
     _, errors = process.communicate(timeout=PATIENCE)
@@ -32,10 +35,15 @@ def launched(module: str, ranks: int, folder: Path) -> list[Any]:
 
 def _rank(rank: int, module: str, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
+    its = importlib.import_module(module)
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=ranks,
+        timeout=getattr(its, "TIMEOUT", None),
     )
-    result = importlib.import_module(module).main(rank, ranks, Path(folder))
+    result = its.main(rank, ranks, Path(folder))
     torch.save(result, Path(folder) / f"{rank}.pt")
     torch.distributed.destroy_process_group()
 

@@ -35,7 +35,7 @@ def stepped(dtype: torch.dtype, place: Any = lambda X: X, **options: Any) -> lis
     vectors = [nn.Parameter(place(gaussian(9, 4).to(dtype))) for _ in range(2)]
     optimizer = ps.Muon(
         [
-            {"params": matrices, "polar": ps.NewtonSchulz(5), "transform": rows},
+            {"params": matrices, "polar": ps.NewtonSchulz(5, "quintic"), "transform": rows},
             {"params": vectors[:1], "algorithm": "adamw"},
             {"params": vectors[1:], "algorithm": "sgd"},
         ],

@@ -19,7 +19,7 @@ from polarstep.distributed import ledger
 __all__ = ["CASES", "MAPS", "SHAPES", "SPECTRA", "main", "moved"]
 
 SHAPES = ((18, 40), (40, 18), (20, 20))
-HEAD = ps.LowRank(10, 2, 0, inner=ps.NewtonSchulz(5), always_sketch=True)
+HEAD = ps.LowRank(10, 2, 0, inner=ps.NewtonSchulz(5, "quintic"), always_sketch=True)
 MAPS: dict[str, ps.PolarMap] = {
     "sketched": HEAD,
     "warm": ps.LowRank(10, 2, 0, sketch=ps.Warm(), always_sketch=True),

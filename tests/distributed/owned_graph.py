@@ -36,7 +36,6 @@ MAPS: dict[str, dict[str, Any]] = {
     "full space": {"weight_decay": 0.1},
     "fresh": {"polar": ps.LowRank(12, 4, **SKETCH)},
     "warm": {"polar": ps.LowRank(12, 4, sketch=ps.Warm(), **SKETCH)},
-    "kept": {"polar": ps.LowRank(12, 4, keep=2, **SKETCH)},
     "deflated": {
         "polar": ps.Deflated(ps.LowRank(12, 4, **SKETCH), ps.NewtonSchulz(1, "flat")),
         "lr_scale": "rms",
@@ -153,7 +152,7 @@ def resumed(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
 
 def retuned(params: list[Any], optimizer: ps.Muon, laid: Any) -> ps.Muon:
     """Another learning rate, and another map for all matrices."""
-    optimizer.param_groups[0].update(lr=0.05, polar=ps.NewtonSchulz(3))
+    optimizer.param_groups[0].update(lr=0.05, polar=ps.NewtonSchulz(3, "quintic"))
     return optimizer
 
 

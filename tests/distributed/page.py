@@ -1,16 +1,36 @@
-"""Run the code of docs/distributed.md; main returns the names that it leaves."""
+"""Run the code of docs/distributed.md, blocks and lines within sentences; main returns what it left."""
 
 from __future__ import annotations
 
+import ast
 import re
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.optim import ZeroRedundancyOptimizer
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "distributed.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+TEXT = PAGE.read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+
+
+def is_call(code: str) -> bool:
+    """Whether ``code`` is a call with arguments; ``step()`` alone is the name of a method."""
+    try:
+        tree = ast.parse(code, mode="eval").body
+    except SyntaxError:
+        return False
+    return isinstance(tree, ast.Call) and bool(tree.args or tree.keywords)
+
+
+INLINE = [
+    code
+    for code in re.findall(r"`([^`\n]+)`", re.sub(r"```.*?```", "", TEXT, flags=re.DOTALL))
+    if is_call(code)
+]
 
 
 def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
@@ -25,7 +45,26 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
             routes.append(str(page["optimizer"].routes))
             first = next(page["model"].parameters())
             weights.append(getattr(first, "full_tensor", lambda first=first: first)().detach())
-    return {"routes": routes, "weights": weights, **_one_more_step(page)}
+    return {
+        "routes": routes,
+        "weights": weights,
+        "lines": _lines(page),
+        **_one_more_step(page),
+    }
+
+
+def _lines(page: dict[str, Any]) -> list[str]:
+    """What each line within a sentence makes of a new network."""
+    made = []
+    for code in INLINE:
+        model = nn.parallel.DistributedDataParallel(page["network"]())
+        names = {
+            "model": model,
+            "optimizer": page["saved"],
+            "ZeroRedundancyOptimizer": ZeroRedundancyOptimizer,
+        }
+        made.append(type(eval(code, page | names)).__name__)
+    return made
 
 
 def _one_more_step(page: dict[str, Any]) -> dict[str, Any]:

@@ -218,13 +218,6 @@ def test_a_map_that_fails_on_the_experts_of_one_rank(found) -> None:
         assert off < 1e-10
 
 
-@pytest.mark.parametrize("change", agreements.CHANGES)
-def test_a_kept_basis_is_gathered_again_on_all_ranks_or_none(change, found) -> None:
-    """A rank without a part of the basis does not see that the others have loaded theirs."""
-    for there in found:
-        assert there["kept", change] < 1e-10
-
-
 @pytest.mark.parametrize("plan", ["owner", "replicated", "gather"])
 def test_filters_in_channels_last(plan, found) -> None:
     for there in found:

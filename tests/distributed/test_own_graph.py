@@ -47,7 +47,9 @@ def test_random_numbers_of_many_ranks_are_refused(capturing) -> None:
     assert torch.equal(p, before)
 
 
-@pytest.mark.parametrize(("polar", "ranks"), [(ps.NewtonSchulz(3), 2), (DRAWING, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("polar", "ranks"), [(ps.NewtonSchulz(3, "quintic"), 2), (DRAWING, 1)], ids=str
+)
 def test_what_cannot_drift_is_captured(polar, ranks, capturing) -> None:
     p, optimizer = started(polar)
     before = p.detach().clone()

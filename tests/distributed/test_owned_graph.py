@@ -19,7 +19,7 @@ RANKS = 2
 STEPS, BUCKETS = owned_graph.STEPS, owned_graph.BUCKETS
 ON_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="captures nothing without a GPU")
 # Steps that are launched: one of each kind, and the first step of a map with state.
-LAUNCHED = {"full space": 1, "fresh": 1, "warm": 2, "kept": 2, "deflated": 1, "rows, with flags": 2}
+LAUNCHED = {"full space": 1, "fresh": 1, "warm": 2, "deflated": 1, "rows, with flags": 2}
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +90,7 @@ def test_a_map_that_waits_for_the_device_is_launched(found) -> None:
         assert all("waits for the device" in each for each in waiting["told"])
 
 
-FULL, WARM = ps.NewtonSchulz(3), ps.LowRank(4, 2, sketch=ps.Warm())
+FULL, WARM = ps.NewtonSchulz(3, "quintic"), ps.LowRank(4, 2, sketch=ps.Warm())
 
 
 @pytest.mark.parametrize(

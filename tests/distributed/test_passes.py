@@ -34,7 +34,7 @@ def test_a_gram_matrix_without_a_factor_is_flagged():
 @pytest.mark.parametrize("delta", ["frobenius", "spectral"])
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_a_weight_is_that_of_the_inner_map_at_every_scale(delta, scale, steps, by_norm):
-    inner = ps.NewtonSchulz(steps, delta=delta)
+    inner = ps.NewtonSchulz(steps, "quintic", delta=delta)
     B = scale * gaussian(3, 4, 20)
     B[1] = 0
     found = weight_of(inner, 0, steps, 4, by_norm=by_norm)(packed_triangle(B @ B.mT))

@@ -22,7 +22,7 @@ STEPS = 65  # the peak of a momentum is first taken at step 64
 def test_placeholders_are_like_the_state_after_training(kept, given, shape, transform, rounding):
     p = torch.nn.Parameter(gaussian(*shape).to(given))
     options = {"transform": transform, "momentum_dtype": kept, "rounding": rounding}
-    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(1), **options)
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(1, "quintic"), **options)
     (group,) = optimizer.param_groups
     expected = placeholders(group, p, {})
     p.grad = torch.ones_like(p)

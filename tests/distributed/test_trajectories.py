@@ -69,7 +69,6 @@ def test_the_networks_move_and_the_maps_differ(reference) -> None:
         (4, "fsdp", "owner", "full space", {"owner"}),
         (4, "fsdp", "sharded", "h=1", {"sharded"}),
         (4, "fsdp", "sharded", "warm", {"sharded"}),
-        (4, "fsdp", "sharded", "kept", {"sharded"}),
         (4, "fsdp, columns", "sharded", "h=½", {"sharded"}),
         (4, "hsdp", "sharded", "spectral", {"sharded"}),
         (4, "tp+fsdp", "sharded", "h=0", {"sharded", "owner"}),  # two sides of a matrix are cut

@@ -22,7 +22,7 @@ from polarstep.polar import Warm
 
 __all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "maps_of", "reference"]
 
-STEPS = 3  # a basis that is kept for two steps is made, kept and made again
+STEPS = 3
 BATCH = 48
 # Rows: even, 9 (empty on the last of four ranks), 18 (uneven on four), 18 of a square matrix.
 SIZES = (8, 32, 9, 18, 18)
@@ -30,7 +30,7 @@ SIZES = (8, 32, 9, 18, 18)
 
 def sketched(**options: Any) -> ps.LowRank:
     """A map of few inner steps: ranks share the work around them, and each takes them alone."""
-    few = {"power": 0, "always_sketch": True, "inner": ps.NewtonSchulz(3)}
+    few = {"power": 0, "always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
     return ps.LowRank(4, 2, **(few | options))
 
 
@@ -42,7 +42,6 @@ MAPS: dict[str, dict[str, Any]] = {
     "spectral": {"polar": sketched(inner=ps.NewtonSchulz(9, "cubic", "spectral"))},
     "Kaczmarz": {"polar": sketched(sketch=ps.Kaczmarz())},
     "warm": {"polar": sketched(sketch=Warm()), "nonfinite": "skip"},
-    "kept": {"polar": sketched(keep=2)},
     "deflated": {"polar": ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic"))},
     "rest scaled": {"polar": ps.Deflated(sketched())},
     "by its norm": {
@@ -54,6 +53,7 @@ MAPS: dict[str, dict[str, Any]] = {
         "lr_scale": "rms",
     },
     "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "lr_scale": "rms"},
+    "exact inside": {"polar": sketched(inner=ps.Exact()), "momentum": 0.5},
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
 }
@@ -66,14 +66,13 @@ OF_PARTS = (
     "spectral",
     "Kaczmarz",
     "warm",
-    "kept",
     "sketched, by its norm",
     "warm, by its norm",
     "rows of a sketch",
 )
 # Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
 # a state, the norm of an update, and a step without a map or with two.
-OF_WHOLE = ("full space", "warm", "kept", "deflated", "by its norm", "warm, by its norm", "rows")
+OF_WHOLE = ("full space", "warm", "deflated", "by its norm", "warm, by its norm", "rows")
 
 
 class Networks(nn.Module):

@@ -56,7 +56,7 @@ def _newton_schulz(choose: Choices) -> NewtonSchulz:
     )
     rows = tuple(choose.random.choices(custom, k=choose.random.randint(1, 3)))
     return NewtonSchulz(
-        choose.random.randint(0, 9),
+        choose.random.randint(1, 9),
         choose.one_of(*NAMES, rows),
         choose.one_of("frobenius", "frobenius", "spectral", "operator"),
         choose.one_of(None, None, torch.float32, torch.float64),

@@ -118,23 +118,17 @@ class Reference:
     ) -> Tensor:
         """Algorithm 1 of wide M: Y = (MMᵀ)^h MΩ, Q = orth(Y), T = Q·inner(QᵀM)."""
         warm = isinstance(polar.sketch, Warm)
-        keeps = polar.keep > 1 and "Q" in memory and step >= polar.keep and step % polar.keep != 0
-        if keeps:
-            Q = memory["Q"]
+        numbers = self._numbers(polar, shape, *(() if warm else (step,)))
+        products = int(2 * polar.power)
+        first = M if products % 2 == 0 else M.mT
+        if warm and "Omega" in memory:
+            products, Y = 0, M @ memory["Omega"]
         else:
-            numbers = self._numbers(polar, shape, *(() if warm else (step,)))
-            products = int(2 * polar.power)
-            first = M if products % 2 == 0 else M.mT
-            if warm and "Omega" in memory:
-                products, Y = 0, M @ memory["Omega"]
-            else:
-                Y = first @ numbers.double()
-            for _ in range(products):
-                first = first.mT
-                Y = first @ _basis(Y)
-            Q = memory["Q"] = _basis(Y)
-            if polar.keep > 1 and not M.any():
-                self.known = False  # any Q is a basis of nothing
+            Y = first @ numbers.double()
+        for _ in range(products):
+            first = first.mT
+            Y = first @ _basis(Y)
+        Q = _basis(Y)
         Z = reference(polar.inner, (Q.mT @ M)[None])
         assert Z is not None
         memory["squared_norm"] = max(Z[0].square().sum().item(), polar.width / 4)

@@ -195,7 +195,9 @@ def test_a_number_of_cases_is_written_down(tmp_path):
 
 
 def test_a_configuration_is_its_own_program():
-    c = Configuration((Group((Parameter((3, 4)),), {"polar": NewtonSchulz(3)}),), torch.float32, 2)
+    c = Configuration(
+        (Group((Parameter((3, 4)),), {"polar": NewtonSchulz(3, "quintic")}),), torch.float32, 2
+    )
     scope: dict[str, object] = {}
     exec(configurations.program(c, "differences").replace("print(", "result = ("), scope)
     assert scope["result"] == []

@@ -29,11 +29,11 @@ SHAPES = (
     (7, 16, 32),
     *[(16, 32)] * 3,
 )  # a stack, of which each rank computes three at least, and others
-SKETCH: dict[str, Any] = {"always_sketch": True, "inner": ps.NewtonSchulz(3)}
+SKETCH: dict[str, Any] = {"always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
 WARM: dict[str, Any] = {"polar": ps.LowRank(4, 2, sketch=ps.Warm(), **SKETCH)}
 # Plan and map of a case: T goes back as one matrix, as two factors, by its norm.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "owner, full space": ("owner", {"polar": ps.NewtonSchulz(2), "nonfinite": "skip"}),
+    "owner, full space": ("owner", {"polar": ps.NewtonSchulz(2, "quintic"), "nonfinite": "skip"}),
     "owner, warm": ("owner", WARM | {"nonfinite": "skip"}),
     "owner, rms": (
         "owner",
@@ -44,7 +44,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "replicated, warm": ("replicated", WARM),
     "sharded, h=½": ("sharded", {"polar": ps.LowRank(4, 2, 0.5, **SKETCH)}),
-    "sharded, kept": ("sharded", {"polar": ps.LowRank(4, 2, 0, keep=2, **SKETCH)}),
     "sharded, columns": ("sharded", {"polar": ps.LowRank(4, 2, 0, **SKETCH)}),
 }
 

@@ -21,7 +21,7 @@ __all__ = ["MAPS", "PLANS", "main"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEPS = 6 if DEVICE == "cuda" else 2  # a GPU captures its steps after the fourth
 SHAPES = ((32, 48), (32, 48), (48, 32))
-SKETCH = {"always_sketch": True, "inner": ps.NewtonSchulz(3)}
+SKETCH = {"always_sketch": True, "inner": ps.NewtonSchulz(3, "quintic")}
 MAPS: dict[str, dict[str, Any]] = {
     "full space": {"weight_decay": 0.1},
     "warm": {"polar": ps.LowRank(12, 4, sketch=ps.Warm(), **SKETCH)},

@@ -14,7 +14,7 @@ import polarstep as ps
 
 SHAPES = [(32, 16), (16, 32), (32, 16), (8, 8), (3, 16, 32), (12, 4, 2, 2), (48, 16)]
 MAPS = [
-    ps.NewtonSchulz(3),
+    ps.NewtonSchulz(3, "quintic"),
     ps.LowRank(4, 2, always_sketch=True),
     ps.LowRank(4, 2, power=0.5, sketch=ps.Kaczmarz(), always_sketch=True),
     ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True),
@@ -143,7 +143,7 @@ def test_filters_are_fused_in_either_memory_format(
         g = torch.Generator().manual_seed(0)
         W = torch.randn(12, 8, 3, 3, generator=g).to(device, memory_format=memory_format)
         p = torch.nn.Parameter(W)
-        opt = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        opt = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3, "quintic"), fused=fused)
         for _ in range(5):
             p.grad = torch.randn(p.shape, generator=g).to(device, memory_format=memory_format)
             opt.step()
@@ -264,9 +264,9 @@ def test_parameters_the_kernels_cannot_reach_are_updated_plainly(device: torch.d
     opt = ps.Muon(
         [
             {"params": [odd, even, strided]},
-            {"params": [exact], "polar": ps.NewtonSchulz(5, dtype=torch.float32)},
+            {"params": [exact], "polar": ps.NewtonSchulz(5, "quintic", dtype=torch.float32)},
         ],
-        polar=ps.NewtonSchulz(5),
+        polar=ps.NewtonSchulz(5, "quintic"),
     )
     exact.grad = torch.randn_like(exact)
     before = [p.detach().clone() for p in (odd, even, strided)]

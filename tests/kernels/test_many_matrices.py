@@ -16,7 +16,7 @@ triton = pytest.importorskip("triton")
 
 MOST = 3
 MAPS = [
-    ps.NewtonSchulz(2),
+    ps.NewtonSchulz(2, "quintic"),
     ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True),
     ps.Deflated(ps.LowRank(4, 2, always_sketch=True), rest=ps.NewtonSchulz(1, "flat")),
 ]

@@ -120,7 +120,7 @@ def test_the_seed_of_a_replay_is_torchs(
 # With the second Z is never made, and the state has two parts.
 @pytest.mark.parametrize(
     "inner",
-    [ps.NewtonSchulz(7), ps.NewtonSchulz(4, "polar-express-sketch")],
+    [ps.NewtonSchulz(7, "quintic"), ps.NewtonSchulz(4, "polar-express-sketch")],
     ids=["with Z", "without Z"],
 )
 @pytest.mark.parametrize("fused", [True, False])

@@ -63,7 +63,7 @@ def test_an_option_that_kernels_do_not_have(
 ) -> None:
     """A parameter that the kernels can no longer update leaves the plan."""
     p = torch.nn.Parameter(torch.eye(16, 32, device=device, dtype=torch.bfloat16))
-    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3))
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3, "quintic"))
     for step in range(3):
         if step == 2:
             assert optimizer._replayed.buckets
@@ -75,7 +75,9 @@ def test_an_option_that_kernels_do_not_have(
 
 
 @pytest.mark.parametrize("nonfinite", ["propagate", "skip"])
-@pytest.mark.parametrize("polar", [SKETCHED, ps.NewtonSchulz(3)], ids=["sketched", "full"])
+@pytest.mark.parametrize(
+    "polar", [SKETCHED, ps.NewtonSchulz(3, "quintic")], ids=["sketched", "full"]
+)
 def test_a_plan_does_not_keep_gradients(
     device: torch.device, polar: ps.PolarMap, nonfinite: str
 ) -> None:
@@ -99,8 +101,8 @@ def test_tables_do_not_depend_on_the_default_device(device: torch.device, defaul
     p, q = (torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(2))
     for X in (p, q):
         X.grad = torch.ones_like(X) + X.detach()
-    ps.Muon([q], polar=ps.NewtonSchulz(3)).step()
-    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3))
+    ps.Muon([q], polar=ps.NewtonSchulz(3, "quintic")).step()
+    optimizer = ps.Muon([p], polar=ps.NewtonSchulz(3, "quintic"))
     with torch.device(default):
         optimizer.step()
     assert optimizer._replayed.buckets
@@ -115,7 +117,7 @@ def test_parameters_that_were_moved_are_no_longer_where_the_plan_has_them(
     ends = []
     for fused in (True, False):
         p = torch.nn.Parameter(torch.ones(16, 8, 2, 2, device=device))
-        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3, "quintic"), fused=fused)
         for step in range(4):
             if step == 2 and how == "precision":
                 p.data = p.data.bfloat16()
@@ -151,7 +153,7 @@ def test_momentum_that_was_replaced_between_two_steps(device: torch.device, how:
     for fused in (True, False):
         p = torch.nn.Parameter(torch.ones(16, 8, 2, 2, device=device))
         p.data = p.data.to(memory_format=torch.channels_last)
-        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused)
+        optimizer = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3, "quintic"), fused=fused)
         for step in range(5):
             if step == 3:
                 C = optimizer.state[p].pop("momentum_buffer")
@@ -183,7 +185,7 @@ def test_a_gradient_that_lies_otherwise_leaves_its_parameter_with_the_kernels(
     ends = []
     for changed in (True, False):
         params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
-        optimizer = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3))
+        optimizer = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3, "quintic"))
         for step in range(4):
             for i, p in enumerate(params):
                 G = gradient(p, 10 * step + i)
@@ -207,7 +209,7 @@ def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
     filled = list[int]()
     monkeypatch.setattr(replay_plan, "_lasting_rows", lambda plan: filled.append(1) or rows(plan))
     params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
-    optimizer, kept = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3)), []
+    optimizer, kept = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3, "quintic")), []
     for step in range(4):
         for p in params:
             kept.append(gradient(p, step))  # alive, so that no later one is at the same address
@@ -221,7 +223,7 @@ def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
     assert (len(made), len(filled)) == (3, 2)
 
 
-MAPS = {"full space": ps.NewtonSchulz(3), "sketched": SKETCHED, **WITH_STATE}
+MAPS = {"full space": ps.NewtonSchulz(3, "quintic"), "sketched": SKETCHED, **WITH_STATE}
 
 
 def in_turn(i: int, step: int) -> bool:
@@ -279,7 +281,7 @@ def test_plans_that_do_not_come_again_are_dropped(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their carries and graphs would take memory: of layers left out at random, and of a first phase."""
-    run = Run.of(ps.NewtonSchulz(1), device)
+    run = Run.of(ps.NewtonSchulz(1, "quintic"), device)
     for step in range(4):
         run.go([step], without=lambda i, step: i == step)
         assert not run.optimizer._replayed._others
@@ -295,7 +297,7 @@ def test_plans_that_do_not_come_again_are_dropped(
 @pytest.mark.parametrize(
     ("polar", "counts"),
     [
-        (ps.NewtonSchulz(1), [3]),
+        (ps.NewtonSchulz(1, "quintic"), [3]),
         (sketched(ps.Warm()), [3]),
         (SKETCHED, [2, 1]),  # whose numbers are a function of the step
     ],
@@ -322,7 +324,7 @@ def test_a_group_that_was_added_later_is_in_the_buckets_of_the_others(
 
 def test_parameters_that_were_taken_out_of_a_group_are_let_go(device: torch.device) -> None:
     params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(2)]
-    optimizer = ps.Muon(params, polar=ps.NewtonSchulz(1))
+    optimizer = ps.Muon(params, polar=ps.NewtonSchulz(1, "quintic"))
 
     def step() -> None:
         for p in params:

@@ -11,15 +11,14 @@ from polarstep import products
 from polarstep.kernels.normalize import normalized
 
 MAPS = {
-    "full space": ps.NewtonSchulz(5),
-    "full space, Gram form": ps.NewtonSchulz(5, form="gram"),
-    "spectral": ps.NewtonSchulz(5, delta="spectral"),
+    "full space": ps.NewtonSchulz(5, "quintic"),
+    "full space, Gram form": ps.NewtonSchulz(5, "quintic", form="gram"),
+    "spectral": ps.NewtonSchulz(5, "quintic", delta="spectral"),
     "polar express": ps.NewtonSchulz(5, "polar-express"),
     "sketched": ps.LowRank(4, 4, always_sketch=True),
     "sketched, h=0": ps.LowRank(4, 4, power=0, always_sketch=True),
     "sketched, h=½": ps.LowRank(4, 4, power=0.5, always_sketch=True),
     "sampled": ps.LowRank(4, 4, sketch=ps.Kaczmarz(), always_sketch=True),
-    "kept": ps.LowRank(4, 4, keep=2, always_sketch=True),
     "warm": ps.LowRank(4, 4, sketch=ps.Warm(), always_sketch=True),
     "whitened": ps.LowRank(
         4,
@@ -94,7 +93,7 @@ def test_steps_do_not_depend_on_the_scale_of_gradients(
 @pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_number_for_delta_is_on_the_scale_of_m(device: torch.device) -> None:
     """T of such a map depends on the size of M, which must not be changed."""
-    polar = ps.NewtonSchulz(1, delta=100.0)
+    polar = ps.NewtonSchulz(1, "quintic", delta=100.0)
     (X, small), optimizer = trained(device, polar, [1.0, 2.0**-41], torch.float32, 1)
     assert optimizer._replayed.buckets
     assert small.any()

@@ -12,7 +12,7 @@ from polarstep.optim.stepping import resting as rule
 # Interpreted steps take long: the rule is applied at every 16th of them, and momentum fades faster.
 EVERY, MOMENTUM = 16, 0.1
 MAPS = {
-    "full space": ps.NewtonSchulz(3),
+    "full space": ps.NewtonSchulz(3, "quintic"),
     "warm": ps.LowRank(4, 4, sketch=ps.Warm(), always_sketch=True),
 }
 

@@ -30,16 +30,15 @@ FLAT = ps.NewtonSchulz(1, "flat")
 WARM = replace(HEAD, sketch=ps.Warm())
 FULL = {
     "PolarExpress": ps.NewtonSchulz(5, "polar-express"),
-    "quintic": ps.NewtonSchulz(7),
+    "quintic": ps.NewtonSchulz(7, "quintic"),
     "jordan": ps.NewtonSchulz(5, "jordan"),
 }
 SKETCHED = {
     "gaussian": HEAD,
     "half a power": replace(HEAD, power=0.5),
     "kaczmarz": replace(HEAD, sketch=ps.Kaczmarz()),
-    "kept": replace(HEAD, keep=2),
     "warm, without Z": WARM,
-    "warm, with Z": replace(WARM, inner=ps.NewtonSchulz(7)),
+    "warm, with Z": replace(WARM, inner=ps.NewtonSchulz(7, "quintic")),
 }
 SCALED = {"rest scaled": ps.Deflated(HEAD), "warm, rest scaled": ps.Deflated(WARM)}
 LIFTED = {"rest lifted": ps.Deflated(HEAD, FLAT)}

@@ -93,7 +93,7 @@ def test_float64_keeps_its_digits(device: torch.device) -> None:
 @pytest.mark.parametrize(
     "polar",
     [
-        ps.NewtonSchulz(3),
+        ps.NewtonSchulz(3, "quintic"),
         ps.LowRank(4, 2, always_sketch=True),
         ps.Deflated(ps.LowRank(4, 2, always_sketch=True)),
         ps.Deflated(ps.LowRank(4, 2, always_sketch=True), ps.NewtonSchulz(1, "flat")),
@@ -145,7 +145,7 @@ def test_v_of_bfloat16_parameters_is_kept_in_float32(
     monkeypatch.setattr(ops, "dtype", lambda self, given: torch.bfloat16)  # M, as on a GPU
     p = torch.nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device=device))
     options = {"transform": ps.NormalizedRows(0.999), "nonfinite": "skip" if skips else "propagate"}
-    first, opt = (ps.Muon([p], polar=ps.NewtonSchulz(3), **options) for _ in range(2))
+    first, opt = (ps.Muon([p], polar=ps.NewtonSchulz(3, "quintic"), **options) for _ in range(2))
     steps = 6 if device.type == "cuda" else 3
     g = torch.Generator().manual_seed(0)
     G = torch.randn(p.shape, generator=g).to(device).bfloat16()

@@ -48,8 +48,7 @@ def test_fused_updates_have_the_rms_of_adamw(device: torch.device, polar: ps.Pol
 LOW_RANK = {
     "gaussian": HEAD,
     "warm, without Z": replace(HEAD, sketch=ps.Warm()),
-    "warm, with Z": replace(HEAD, sketch=ps.Warm(), inner=ps.NewtonSchulz(7)),
-    "kept": replace(HEAD, keep=2),
+    "warm, with Z": replace(HEAD, sketch=ps.Warm(), inner=ps.NewtonSchulz(7, "quintic")),
     "rest scaled": ps.Deflated(HEAD),
     "rest lifted": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
 }

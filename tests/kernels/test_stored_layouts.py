@@ -17,7 +17,7 @@ def ends(
     for fused in (True, False):
         g = torch.Generator().manual_seed(0)
         p = torch.nn.Parameter(torch.randn(32, 64, generator=g).to(device, dtype))
-        opt = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3), fused=fused, **options)
+        opt = ps.Muon([p], lr=0.1, polar=ps.NewtonSchulz(3, "quintic"), fused=fused, **options)
         for _ in range(4):
             p.grad = torch.randn(32, 64, generator=g).to(device, dtype)
             opt.step()
@@ -30,7 +30,10 @@ def ends(
 
 def is_fused(device: torch.device, dtype: torch.dtype = torch.float32, **options: object) -> bool:
     p = torch.nn.Parameter(torch.zeros(32, 64, device=device, dtype=dtype))
-    return ", fused" in ps.Muon([p], polar=ps.NewtonSchulz(3), **options).routes.rows[0].polar
+    return (
+        ", fused"
+        in ps.Muon([p], polar=ps.NewtonSchulz(3, "quintic"), **options).routes.rows[0].polar
+    )
 
 
 @pytest.mark.parametrize(
@@ -59,7 +62,7 @@ def test_fused_equals_plain(device, options, fused):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("polar", [ps.LowRank(8, 4), ps.NewtonSchulz(3)], ids=str)
+@pytest.mark.parametrize("polar", [ps.LowRank(8, 4), ps.NewtonSchulz(3, "quintic")], ids=str)
 def test_parts_of_stored_rows_are_in_a_bucket_with_whole_matrices(device, dtype, polar):
     """GPT-2 has both: q, k and v in one weight, inputs × outputs, and a square projection."""
     found = []
@@ -87,7 +90,7 @@ def test_parts_of_stored_rows_are_in_a_bucket_with_whole_matrices(device, dtype,
 
 def test_columns_of_a_channels_last_filter_are_not_cut_by_the_kernels(device):
     p = torch.nn.Parameter(torch.zeros(16, 8, 4, 4, device=device))
-    options = {"polar": ps.NewtonSchulz(3), "split_columns": (64, 64)}
+    options = {"polar": ps.NewtonSchulz(3, "quintic"), "split_columns": (64, 64)}
     assert ", fused" in ps.Muon([p], **options).routes.rows[0].polar
     p.data = p.data.to(memory_format=torch.channels_last)
     assert ", fused" not in ps.Muon([p], **options).routes.rows[0].polar
@@ -98,7 +101,7 @@ def test_compensated_bfloat16_takes_the_plain_path_and_says_so(device):
     assert is_fused(device, torch.bfloat16)
     assert not is_fused(device, torch.bfloat16, **options)
     p = torch.nn.Parameter(torch.zeros(32, 64, device=device, dtype=torch.bfloat16))
-    told = ps.Muon([p], polar=ps.NewtonSchulz(3), **options).routes.rows[0].polar
+    told = ps.Muon([p], polar=ps.NewtonSchulz(3, "quintic"), **options).routes.rows[0].polar
     assert told.endswith("rounding compensated, so not fused")
     one, other = ends(device, torch.bfloat16, **options)
     assert torch.equal(one, other)

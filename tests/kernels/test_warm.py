@@ -22,7 +22,7 @@ from polarstep.polar.orthonormal import whitened_polynomials
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 POLAR = ps.LowRank(12, 4, sketch=ps.Warm(), inner=INNER, always_sketch=True)
 # A restart in between, or as many rows as the inner map in full space: Z as it always was.
-WITH_Z = replace(POLAR, inner=ps.NewtonSchulz(7))
+WITH_Z = replace(POLAR, inner=ps.NewtonSchulz(7, "quintic"))
 
 SHAPES = [(48, 64), (64, 48), (48, 64), (2, 48, 96)]
 ON_GPU = torch.cuda.is_available()
@@ -91,7 +91,7 @@ def test_it_is_for_the_maps_that_it_suits(device: torch.device) -> None:
     assert not applies(replace(POLAR, sketch=ps.Warm(noise=0.2)))
     assert not applies(replace(POLAR, inner=ps.Exact()))
     assert not applies(replace(POLAR, inner=replace(INNER, delta=1.0)))
-    assert not applies(replace(POLAR, inner=ps.NewtonSchulz(1)))
+    assert not applies(replace(POLAR, inner=ps.NewtonSchulz(1, "quintic")))
     assert not applies(replace(POLAR, orth="householder"))
     assert not applies(POLAR, dtype=torch.float64)
     assert applies(replace(POLAR, rank=764), 4096, 4096)

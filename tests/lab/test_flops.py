@@ -32,7 +32,7 @@ def count(function, *arguments) -> int:
     ("degree", "products"), [(3, None), (5, None), (7, None), (9, 2), (13, None), (17, 3)]
 )
 @pytest.mark.parametrize("form", ["plain", "gram"])
-@pytest.mark.parametrize("steps", [0, 1, 4])
+@pytest.mark.parametrize("steps", [1, 4])
 def test_polynomial_steps_cost_what_the_solver_runs(m, n, degree, products, form, steps):
     """By Horner's rule, or by the squarings that degrees 9 and 17 have."""
     flat = resolve("flat", 1)[0]
@@ -57,7 +57,7 @@ DEFLATED = [name for name in flops.OURS if name.startswith("Deflated")]
 @pytest.mark.parametrize("name", DEFLATED)
 def test_the_ledger_of_the_deflated_map_is_the_solvers_count(name):
     rest = NewtonSchulz(1, "flat") if "flat step" in name else None
-    head = ps.LowRank(200, 10, 1, inner=NewtonSchulz(7), always_sketch=True)
+    head = ps.LowRank(200, 10, 1, inner=NewtonSchulz(7, "quintic"), always_sketch=True)
     polar = ps.Deflated(head, rest)
     items = flops.ledger(NANOGPT, name)
     outside = ("momentum", "normalization", "extra", "update", "element-wise")

@@ -500,7 +500,9 @@ def test_steps_apart_in_low_precision_are_near_the_polar_factor(frontier, apart,
     import polarstep as ps
 
     steps = frontier.maps()[name][1].deflated.rest
-    head = ps.LowRank(24, 8, sketch=ps.Warm(), inner=ps.NewtonSchulz(4), always_sketch=True)
+    head = ps.LowRank(
+        24, 8, sketch=ps.Warm(), inner=ps.NewtonSchulz(4, "quintic"), always_sketch=True
+    )
     polar = apart.Apart(ps.Deflated(head, steps))
     for shape in ((96, 160), (160, 96)):
         M = falling(*shape, leading=200.0)
@@ -522,7 +524,7 @@ def test_steps_apart_do_not_blow_up(frontier, apart, size):
     """Of rank one, where the rest is rounding, of zero, and at both ends of the range."""
     import polarstep as ps
 
-    head = ps.LowRank(8, 8, inner=ps.NewtonSchulz(4), always_sketch=True)
+    head = ps.LowRank(8, 8, inner=ps.NewtonSchulz(4, "quintic"), always_sketch=True)
     for name in APART[:3]:
         steps = frontier.maps()[name][1].deflated.rest
         polar = apart.Apart(ps.Deflated(head, steps))

@@ -125,7 +125,12 @@ def test_batch_threshold_decides():
 def test_tick_counts_every_step():
     done = []
     cases = [
-        Case("x", NewtonSchulz(2), GradientNoise(AlphaStable(2.0), 2.0, 1.0), schedules.universal)
+        Case(
+            "x",
+            NewtonSchulz(2, "quintic"),
+            GradientNoise(AlphaStable(2.0), 2.0, 1.0),
+            schedules.universal,
+        )
     ]
     trajectories(cases, 37, SMALL, done.append)
     assert sum(done) == 37

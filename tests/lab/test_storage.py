@@ -74,18 +74,6 @@ def test_a_file_that_is_not_there(tmp_path):
     assert read_lines(tmp_path / "file") == []
 
 
-def test_a_log_that_is_shorter_than_its_checkpoint_is_refused(tmp_path):
-    path = tmp_path / "log"
-    path.write_bytes(b"{}\n")
-    JsonLines(path, 3).close()
-    for length, size in ((4, 3), (5, 3)):
-        with pytest.raises(StorageError, match=f"{size} bytes .* when it had {length}"):
-            JsonLines(path, length)
-    with pytest.raises(StorageError, match="0 bytes"):
-        JsonLines(tmp_path / "other", 1)
-    assert path.read_bytes() == b"{}\n"
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG])
 def test_lack_of_room_says_how_the_run_goes_on(tmp_path, number, monkeypatch):
     def fails(*_):

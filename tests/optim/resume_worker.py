@@ -17,7 +17,6 @@ CASES = {
     "Gaussian": {"polar": LowRank(3, 2, always_sketch=True)},
     "Kaczmarz": {"polar": LowRank(3, 2, 0.5, Kaczmarz(), orth="products", always_sketch=True)},
     "warm": {"polar": LowRank(3, 2, sketch=Warm(), always_sketch=True)},
-    "kept": {"polar": LowRank(3, 2, power=0, always_sketch=True, keep=3)},
     "warm, bfloat16": {
         "polar": LowRank(3, 2, sketch=Warm(), always_sketch=True),
         "dtype": torch.bfloat16,

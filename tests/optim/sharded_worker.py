@@ -28,7 +28,6 @@ CASES: dict[str, dict[str, Any]] = {
     "a rule of one's own": {"others": SignDescent(lr=0.01)},
     "Gaussian": {"polar": LowRank(4, 2, always_sketch=True)},
     "warm": {"polar": LowRank(4, 2, sketch=Warm(), always_sketch=True)},
-    "kept": {"polar": LowRank(4, 2, power=0, always_sketch=True, keep=2)},
     "tensor lr": {"lr": torch.tensor(0.03), "weight_decay": 0.1},
     "skip, warm": {
         "nonfinite": "skip",

@@ -54,7 +54,7 @@ def test_vectors_are_an_error_for_a_new_optimizer_and_adamws_for_an_old_one():
 @pytest.mark.parametrize(
     ("polar", "batches"),
     [
-        (NewtonSchulz(3), [[(3, 3)], [(4, 3)]]),
+        (NewtonSchulz(3, "quintic"), [[(3, 3)], [(4, 3)]]),
         # The first step of a warm sketch starts from nothing, and later ones from the last step's.
         (LowRank(4, 2, sketch=Warm(), always_sketch=True), [[(3, 2), (0, 1)], [(4, 3)]]),
         # The numbers of a sketch are a function of the step.

@@ -24,7 +24,6 @@ HEADS = {
     "no power": replace(FRESH, power=0),
     "kaczmarz": replace(FRESH, sketch=ps.Kaczmarz()),
     "warm": replace(FRESH, sketch=ps.Warm()),
-    "kept": replace(FRESH, power=0, keep=4),
 }
 STEPS = {
     "scaled": None,
@@ -87,7 +86,7 @@ def test_a_run_resumes_bit_for_bit(polar, steps):
 
 @pytest.mark.parametrize(
     ("head", "carried"),
-    [("fresh", set()), ("kaczmarz", set()), ("warm", {"basis"}), ("kept", {"kept"})],
+    [("fresh", set()), ("kaczmarz", set()), ("warm", {"basis"})],
 )
 @pytest.mark.parametrize("steps", ["scaled", "flat"])
 def test_the_state_is_what_the_head_carries_and_without_steps_the_vectors(head, carried, steps):
@@ -95,7 +94,7 @@ def test_the_state_is_what_the_head_carries_and_without_steps_the_vectors(head, 
     names = carried | ({"rest"} if steps == "scaled" else set())
     for p in params:
         state, (m, n) = optimizer.state[p], p.shape[-2:]
-        assert {"rest", "basis", "kept"} & state.keys() == names
+        assert {"rest", "basis"} & state.keys() == names
         if steps == "scaled":
             assert state["rest"].shape == (p.numel() // (m * n), 16, max(m, n))
 
@@ -121,7 +120,7 @@ def test_a_parameter_that_is_skipped_keeps_all_it_has(polar):
     optimizer.step()
     for i, (p, (weights, state)) in enumerate(zip(params, before, strict=True)):
         assert torch.equal(p, weights) == (i == 0)
-        for name in {"rest", "basis"} & state.keys():  # a kept basis stays for four steps
+        for name in {"rest", "basis"} & state.keys():
             assert torch.equal(optimizer.state[p][name], state[name]) == (i == 0)
     assert all(torch.equal(optimizer.state[params[0]][k], v) for k, v in before[0][1].items())
 
@@ -171,7 +170,7 @@ def single_entries(m: int, n: int) -> Iterator[Tensor]:
 )
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
-    """What small matrices give; the bound for all shapes is in ``theory/test_longest_step.py``."""
+    """What small matrices give; the bound for all shapes is in ``theory/test_scaled_rest.py``."""
     p = nn.Parameter(torch.zeros(shape))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.85, nesterov=False, polar=polar)
     updates = []

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from polarstep import SGD, AdamW, Exact, Muon, NewtonSchulz, muon_for
 from polarstep.optim.stepping.low_precision import BLOCK, momentum_of
 
-POLAR = NewtonSchulz(5)
+POLAR = NewtonSchulz(5, "quintic")
 
 
 def stepped(

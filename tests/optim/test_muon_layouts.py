@@ -179,7 +179,6 @@ def test_the_sketch_of_a_step_can_be_drawn_again():
     [
         LowRank(3, 2, always_sketch=True),
         LowRank(3, 2, sketch=Warm(), always_sketch=True),
-        LowRank(3, 2, always_sketch=True, keep=2),
         NewtonSchulz(),
     ],
     ids=str,

@@ -49,7 +49,7 @@ def test_skipping_without_a_fused_rule(others, monkeypatch):
 @pytest.mark.parametrize(
     "polar",
     [
-        ps.NewtonSchulz(3),
+        ps.NewtonSchulz(3, "quintic"),
         ps.Exact(),
         sketched(ps.Gaussian()),
         sketched(ps.Kaczmarz()),

@@ -193,7 +193,7 @@ def test_a_map_cannot_resume_from_what_the_transform_carries():
     """Another map may have left an entry under the name that the transform has now."""
     polar = followed(Noting(names=("rows",), given=[]), ps.NormalizedRows())
     assert not polar.resumes(Carry(rows=torch.ones(2, 6)), 6, 9)
-    stateless = followed(ps.NewtonSchulz(2), ps.NormalizedRows())
+    stateless = followed(ps.NewtonSchulz(2, "quintic"), ps.NormalizedRows())
     assert stateless.resumes(Carry(rows=torch.ones(2, 6)), 6, 9)
 
 

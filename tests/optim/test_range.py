@@ -47,7 +47,9 @@ def test_float16_gradients_of_any_size_leave_finite_weights(solver: Solver) -> N
     assert_float16_gradients_of_any_size_leave_finite_weights(solver.map, nesterov=True)
 
 
-@pytest.mark.parametrize("polar", [ps.NewtonSchulz(5), ps.LowRank(4, 2, always_sketch=True)])
+@pytest.mark.parametrize(
+    "polar", [ps.NewtonSchulz(5, "quintic"), ps.LowRank(4, 2, always_sketch=True)]
+)
 def test_so_they_do_without_nesterovs_step(polar: ps.PolarMap) -> None:
     """M is made before any map sees it, so a map in full space and a sketched one do."""
     assert_float16_gradients_of_any_size_leave_finite_weights(polar, nesterov=False)

@@ -18,10 +18,10 @@ MAPS = [
     ps.NewtonSchulz(5, "polar-express"),
     ps.LowRank(3, 2, always_sketch=True),
     ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True),
-    ps.LowRank(3, 2, keep=3, always_sketch=True),
-    ps.Deflated(ps.LowRank(3, 2, always_sketch=True), ps.NewtonSchulz(2)),
+    ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True),
+    ps.Deflated(ps.LowRank(3, 2, always_sketch=True), ps.NewtonSchulz(2, "quintic")),
     ps.Deflated(ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True), ps.NewtonSchulz(1, "flat")),
-    ps.Deflated(ps.LowRank(3, 2, keep=3, always_sketch=True)),
+    ps.Deflated(ps.LowRank(3, 2, sketch=ps.Warm(), always_sketch=True)),
     ps.Deflated(ps.LowRank(3, 2, sketch=ps.Kaczmarz(), always_sketch=True)),
 ]
 
@@ -101,7 +101,11 @@ def test_v_of_parameters_in_16_bits_is_that_of_float32(dtype, split, nonfinite) 
     moments = []
     for each in (dtype, torch.float32):
         W = Parameter(torch.zeros(6, 8, dtype=each))
-        options = {"split_sizes": split, "nonfinite": nonfinite, "polar": ps.NewtonSchulz(3)}
+        options = {
+            "split_sizes": split,
+            "nonfinite": nonfinite,
+            "polar": ps.NewtonSchulz(3, "quintic"),
+        }
         optimizer = ps.Muon([W], lr=1e-3, transform=ps.NormalizedRows(0.99), **options)
         for _ in range(300):
             W.grad = gaussian(6, 8, seed=1).to(dtype).to(each)
@@ -156,7 +160,11 @@ def test_a_skipped_step_leaves_v_alone_whatever_precision_it_was_saved_in(saved)
 def test_other_rows_than_those_of_the_last_step_start_anew() -> None:
     """``layout`` may be written to a group; the rows of 8×12 matrices are then the columns."""
     W, fresh = Parameter(torch.zeros(8, 12)), Parameter(torch.zeros(8, 12))
-    options = {"momentum": 0.0, "polar": ps.NewtonSchulz(5), "transform": ps.NormalizedRows()}
+    options = {
+        "momentum": 0.0,
+        "polar": ps.NewtonSchulz(5, "quintic"),
+        "transform": ps.NormalizedRows(),
+    }
     optimizer = ps.Muon([W], **options)
     for k in range(2):
         W.grad = gaussian(8, 12, seed=k).float()

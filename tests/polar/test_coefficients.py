@@ -114,7 +114,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones():
     ("coefficients", "message"),
     [
         ((3.4445, -4.7750, 2.0315), "wrap a single polynomial"),
-        ((), "for no step at all use steps=0"),
+        ((), "coefficients=\\(\\): expected a sequence"),
         (((1.5,),), "at least two finite numbers"),
         (((1.5, math.nan),), "at least two finite numbers"),
         (((1.5, -0.5), (math.inf, 1.0)), "at least two finite numbers"),

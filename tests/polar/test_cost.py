@@ -97,8 +97,8 @@ def test_maps_that_differ_clearly_are_in_the_measured_order(estimated_and_measur
 
 def test_launches_are_shared_on_a_gpu_and_not_on_a_cpu():
     ratios = [
-        seconds(ps.NewtonSchulz(5), 16, 16, DEVICES[name], 100)
-        / seconds(ps.NewtonSchulz(5), 16, 16, DEVICES[name], 1)
+        seconds(ps.NewtonSchulz(5, "quintic"), 16, 16, DEVICES[name], 100)
+        / seconds(ps.NewtonSchulz(5, "quintic"), 16, 16, DEVICES[name], 1)
         for name in ("H200", "cpu")
     ]
     assert ratios == [pytest.approx(1, abs=0.1), pytest.approx(100)]
@@ -126,15 +126,6 @@ def test_full_space_takes_less_in_fewer_bits_where_a_cpu_has_tiles():
         assert other == as_before
         assert (one < 0.75 * other) == (m >= 192)
         assert one == other or m >= 192
-
-
-def test_a_kept_basis_costs_less_and_a_power_iteration_more():
-    on = DEVICES["H200"]
-    fresh, kept, power = (
-        seconds(ps.LowRank(120, 8, **options), 1024, 4096, on, 8)
-        for options in ({"power": 0}, {"power": 0, "keep": 4}, {"power": 1})
-    )
-    assert kept < fresh < power
 
 
 # Devices on which one thing takes time: a FLOP a second, a byte a second, an operation a second.
@@ -230,18 +221,9 @@ def test_matrices_of_512_rows_and_more_reach_the_large_rate():
     assert seconds(polar, 500, 600, on) == seconds(polar, 512, 600, on)
 
 
-def test_a_step_without_products_moves_its_bytes():
-    """Momentum: G, C read, C, M written. Norm and division: M read twice, written. Update: X, T, X."""
-    momentum, normalization, update = 4 * 4, 3 * 4, 3 * 4
-    found = seconds(ps.NewtonSchulz(0), 10, 30, BYTES)
-    assert found == (momentum + normalization + update) * 300
-    assert adamw_seconds(10, 30, BYTES, count=2) == 2 * (7 * 4) * 300
-
-
 @pytest.mark.parametrize(
     ("polar", "launches"),
     [
-        (ps.NewtonSchulz(0), 4),  # momentum, norm, division, update
         (ps.NewtonSchulz(1, "cubic"), 6),
         (ps.NewtonSchulz(1, "quintic"), 7),
         # Momentum, MΩ, two passes of Cholesky-QR, B, the inner step, the update with QZ in it.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tests.solvers import CUBIC_THEN_QUINTIC
+from tests.solvers import CUBIC_THEN_QUINTIC, Divided
 from tests.spectra import SPECTRA, batch, gaussian, with_singular_values
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -25,7 +25,6 @@ FORMS = {
     "flat": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
     "cubic, then quintic": ps.Deflated(HEAD, ps.NewtonSchulz(2, CUBIC_THEN_QUINTIC)),
     "jordan": ps.Deflated(HEAD, ps.NewtonSchulz(2, "jordan")),
-    "no step": ps.Deflated(HEAD, ps.NewtonSchulz(0)),
 }
 over_forms = pytest.mark.parametrize("polar", FORMS.values(), ids=FORMS.keys())
 
@@ -82,7 +81,7 @@ def test_a_scaled_rest_is_its_formula():
     torch.testing.assert_close(FORMS["scaled"](M, generator=key()), expected)
 
 
-@pytest.mark.parametrize("form", ["flat", "cubic, then quintic", "jordan", "no step"])
+@pytest.mark.parametrize("form", ["flat", "cubic, then quintic", "jordan"])
 @pytest.mark.parametrize("spectrum", ["flat", "power-law", "one-dominant", "exponential"])
 def test_steps_are_their_formula(form, spectrum):
     """T = p(s·X₀) by an SVD, with δ from ‖R‖_F and s from the estimate of ‖X₀‖_op."""
@@ -146,7 +145,7 @@ def test_it_claims_nothing_of_its_head_for_itself(polar):
 
 
 def test_it_ignores_scale_where_the_maps_inside_do():
-    fixed = ps.NewtonSchulz(7, delta=8.0)
+    fixed = ps.NewtonSchulz(7, "quintic", delta=8.0)
     assert ps.Deflated().ignores_scale
     assert not ps.Deflated(replace(HEAD, inner=fixed)).ignores_scale
     assert not ps.Deflated(HEAD, full=fixed).ignores_scale
@@ -156,7 +155,7 @@ def test_it_ignores_scale_where_the_maps_inside_do():
 def test_flops_are_those_of_its_products(coefficients):
     m, n, ell, columns = 64, 96, 6, 16
     rest = None if coefficients is None else ps.NewtonSchulz(1, coefficients)
-    polar = ps.Deflated(replace(HEAD, inner=ps.NewtonSchulz(0)), rest)
+    polar = ps.Deflated(replace(HEAD, inner=Divided()), rest)
     M = gaussian(1, m, n, dtype=torch.float32)
     with FlopCounterMode(display=False) as counter:
         polar(M, generator=key())

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.solvers import factored
+from tests.solvers import Divided, factored
 from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, orthogonal
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -38,7 +38,7 @@ def written_out(M, Omega, power, inner, delta=torch.linalg.vector_norm):
 @pytest.mark.parametrize("power", [0, 1, 2])
 @pytest.mark.parametrize("form", ["plain", "gram"])
 def test_algorithm_2_has_the_operator_norm_of_b_as_delta(power, form):
-    inner = NewtonSchulz(3, delta="operator", form=form)
+    inner = NewtonSchulz(3, "quintic", delta="operator", form=form)
     solver = LowRank(8, 4, power, Kaczmarz(), inner, always_sketch=True)
     for seed, M in enumerate((matrix("power-law", 24, 60), gaussian(30, 30))):
         Omega = Kaczmarz().matrix(M, 12, rng.generator("Ω", seed))
@@ -58,7 +58,7 @@ def test_algorithm_2_has_the_operator_norm_of_b_as_delta(power, form):
 def test_is_the_algorithm(power, sketch, form):
     if isinstance(sketch, Warm) and power == 0.5:
         pytest.skip("a warm start lies on the long side, where half powers do not begin")
-    solver = LowRank(8, 4, power, sketch, NewtonSchulz(7, form=form), always_sketch=True)
+    solver = LowRank(8, 4, power, sketch, NewtonSchulz(7, "quintic", form=form), always_sketch=True)
     for seed, M in enumerate((matrix("power-law", 24, 60), gaussian(30, 30))):
         side = M.mT if power == 0.5 else M
         cold = Gaussian() if isinstance(sketch, Warm) else sketch
@@ -96,7 +96,7 @@ def test_repeated_columns_are_those_of_algorithm_2(power):
         Y = gram @ Y
     U, S, _ = torch.linalg.svd(Y, full_matrices=False)
     Q = U[:, 1e-10 * S[0] < S]
-    T = Q @ NewtonSchulz(7)(Q.mT @ M)
+    T = Q @ NewtonSchulz(7, "quintic")(Q.mT @ M)
     solver = LowRank(8, 4, power, Kaczmarz(), orth="cholesky", always_sketch=True)
     torch.testing.assert_close(solver(M, generator=rng.generator("Ω", 3)), T, atol=1e-8, rtol=0)
 
@@ -116,7 +116,7 @@ def test_every_orthonormalization_gives_the_algorithm_in_float32(orth):
 def test_is_exact_where_the_rank_fits(sketch, rank):
     sigma = torch.linspace(1, 0.1, rank, dtype=torch.float64)
     M = (orthogonal(30, 1, rank) * sigma) @ orthogonal(50, 2, rank).mT
-    solver = LowRank(rank, 8, 1, sketch, NewtonSchulz(25), always_sketch=True)
+    solver = LowRank(rank, 8, 1, sketch, NewtonSchulz(25, "quintic"), always_sketch=True)
     reference = orthogonal(30, 1, rank) @ orthogonal(50, 2, rank).mT
     T = solver(M, generator=rng.generator("exact"))
     if isinstance(sketch, Kaczmarz):  # a few columns may miss a direction of a matrix of rank 12
@@ -128,10 +128,10 @@ def test_is_exact_where_the_rank_fits(sketch, rank):
 
 def test_is_exact_at_full_width():
     M = gaussian(12, 20)
-    solver = LowRank(12, 0, 1, inner=NewtonSchulz(40), always_sketch=True)
+    solver = LowRank(12, 0, 1, inner=NewtonSchulz(40, "quintic"), always_sketch=True)
     assert solver.full_space_reason(12, 20) == "ℓ=12 ≥ 12"
     torch.testing.assert_close(solver(M), Exact()(M), atol=1e-6, rtol=0)
-    nearly = LowRank(11, 0, 1, inner=NewtonSchulz(40), always_sketch=True)
+    nearly = LowRank(11, 0, 1, inner=NewtonSchulz(40, "quintic"), always_sketch=True)
     assert nearly.full_space_reason(12, 20) is None
     sketched = torch.linalg.svdvals(nearly(M))
     torch.testing.assert_close(sketched[:11], torch.ones(11).double(), atol=1e-6, rtol=0)
@@ -141,7 +141,9 @@ def test_is_exact_at_full_width():
 @pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz()], ids=str)
 @pytest.mark.parametrize("orth", ORTH)
 @pytest.mark.parametrize("power", [0, 0.5, 1])
-@pytest.mark.parametrize("inner", [NewtonSchulz(9, "cubic", "spectral"), NewtonSchulz(7), Exact()])
+@pytest.mark.parametrize(
+    "inner", [NewtonSchulz(9, "cubic", "spectral"), NewtonSchulz(7, "quintic"), Exact()]
+)
 def test_norm_is_at_most_one_at_working_size(sketch, orth, power, inner, momentum):
     solver = LowRank(12, 8, power, sketch, inner, orth, always_sketch=True)
     synthetic = torch.stack([matrix(s, 64, 96) for s in SPECTRA]).float()
@@ -184,7 +186,7 @@ def test_full_alignment_on_what_rank_there_is(sketch, orth, rank, log_scale, see
     M = (M * 10.0**log_scale).float()[None].repeat(3, 1, 1)
     M[1] = 0
     M[2, :, 1:] = M[2, :, :1]  # of rank one, in repeated columns
-    solver = LowRank(10, 8, 1, sketch, NewtonSchulz(20), orth, always_sketch=True)
+    solver = LowRank(10, 8, 1, sketch, NewtonSchulz(20, "quintic"), orth, always_sketch=True)
     T = solver(M, generator=rng.generator("aligned", seed)).double()
     nuclear = torch.linalg.matrix_norm(M.double(), "nuc")
     aligned = (M.double() * T).sum((-2, -1)) / nuclear.clamp_min(1e-300)
@@ -196,7 +198,7 @@ def test_full_alignment_on_what_rank_there_is(sketch, orth, rank, log_scale, see
 
 def test_the_inner_delta_may_be_a_number():
     M = 4 * matrix("flat", 24, 60)
-    solver = LowRank(8, 4, 1, inner=NewtonSchulz(0, delta=8.0), always_sketch=True)
+    solver = LowRank(8, 4, 1, inner=NewtonSchulz(1, ((1.0, 0.0),), delta=8.0), always_sketch=True)
     T = solver(M)
     sigma = torch.linalg.svdvals(T)
     torch.testing.assert_close(sigma[:12], torch.full((12,), 0.5).double(), atol=1e-8, rtol=0)
@@ -214,14 +216,14 @@ def test_without_a_generator_the_sketch_is_always_the_same(untouched_rng):
 @pytest.mark.parametrize("power", [0, 0.5, 1, 2])
 def test_the_large_products_are_those_of_the_formula(power):
     m, n, ell = 24, 60, 12
-    solver = LowRank(8, 4, power, inner=NewtonSchulz(0), orth="householder", always_sketch=True)
+    solver = LowRank(8, 4, power, inner=Divided(), orth="householder", always_sketch=True)
     counter = FlopCounterMode(display=False)
     with counter:
         solver(gaussian(m, n).float())
     assert counter.get_total_flops() == (4 * power + 6) * m * n * ell
     qr = 2 * m * ell**2 - 2 * ell**3 // 3
     assert solver.flops(m, n) == (4 * power + 6) * m * n * ell + qr
-    kaczmarz = LowRank(8, 4, power, Kaczmarz(), NewtonSchulz(0), "householder", True)
+    kaczmarz = LowRank(8, 4, power, Kaczmarz(), Divided(), "householder", True)
     with counter:
         kaczmarz(gaussian(m, n).float())
     assert counter.get_total_flops() == (4 * power + 4) * m * n * ell
@@ -271,7 +273,7 @@ def test_bad_options(options, error, message):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
 def test_both_factors_have_the_precision_of_the_inner_map(dtype):
     M = batch("power-law", 2, 24, 60).float()
-    inner = NewtonSchulz(5, dtype=dtype, form="gram")
+    inner = NewtonSchulz(5, "quintic", dtype=dtype, form="gram")
     solver = LowRank(8, 3, inner=inner, always_sketch=True)
     T, factors = factored(solver, M, rng.generator("Ω"))
     assert factors.Q.dtype == factors.Z.dtype == dtype
@@ -376,7 +378,9 @@ def test_the_norm_of_a_lift_is_known_without_multiplying_it_out(dtype, weighted,
 
 
 @pytest.mark.parametrize("rank", [1, 3, 40])
-@pytest.mark.parametrize("inner", [NewtonSchulz(7), NewtonSchulz(4, "polar-express-sketch")])
+@pytest.mark.parametrize(
+    "inner", [NewtonSchulz(7, "quintic"), NewtonSchulz(4, "polar-express-sketch")]
+)
 def test_the_norm_of_a_low_rank_map_is_its_own_where_the_matrix_has_a_low_rank(inner, rank):
     """Rounding errors of directions that are not there do not add up to a norm."""
     polar = LowRank(32, 8, inner=inner, always_sketch=True)

@@ -163,7 +163,10 @@ def test_a_batch_is_its_matrices_in_any_memory_layout(shape, tiles):
     [
         (EXACT, torch.float32),
         (ROUNDED, torch.float64),
-        (ps.Deflated(HEAD, STEP, full=ps.NewtonSchulz(5, dtype=torch.float32)), torch.float32),
+        (
+            ps.Deflated(HEAD, STEP, full=ps.NewtonSchulz(5, "quintic", dtype=torch.float32)),
+            torch.float32,
+        ),
         (ps.Deflated(HEAD, ps.NewtonSchulz(2, "quintic")), torch.float32),
         (ps.Deflated(HEAD), torch.float32),
     ],
@@ -301,7 +304,7 @@ def test_full_space_ignores_scale_and_keeps_nan_in_its_matrix(shape, tiles):
     [
         (both("polar-express")[1], torch.float32),
         (both("polar-express")[0], torch.float64),
-        (ps.NewtonSchulz(5, form="gram"), torch.float32),
+        (ps.NewtonSchulz(5, "quintic", form="gram"), torch.float32),
         (ps.NewtonSchulz(7, "polar-express-cifar10"), torch.float32),
         (ps.LowRank(20, 4, inner=both("quintic")[0], always_sketch=True), torch.float32),
         (ps.Deflated(HEAD, STEP, float8=False), torch.float32),

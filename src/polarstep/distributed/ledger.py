@@ -32,7 +32,6 @@ import torch
 from polarstep import flops, products
 from polarstep.polar import Deflated, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.polar.containing import Containing
-from polarstep.polar.finders import Kept
 from polarstep.polar.rest_norm import vectors_shape
 from polarstep.sketch import Gaussian
 
@@ -143,7 +142,7 @@ def bytes_received(
         itemsize: bytes of a number of M and T on the way: 2 on a GPU, where a step rounds to bfloat16
             anyway, 4 on a CPU.
         sum_itemsize: bytes of a number of a sum.
-        step: the step, as a kept basis makes some steps cheaper.
+        step: the step, as a warm sketch takes more products at the first one.
         by_norm: whether steps are scaled by ‖T‖_F, as with ``lr_scale="rms"``. Ranks that hold parts of
             the long side then receive one more number for each matrix, ‖T‖²_F.
     """
@@ -252,7 +251,8 @@ def product_flops(polar: PolarMap, m: int, n: int, step: int = 1) -> int:
         for on_short, last in _bases(count)
     )
     inner = polar.inner
-    assert isinstance(inner, NewtonSchulz)
+    if not isinstance(inner, NewtonSchulz):
+        return (count + 2) * product + bases + product_flops(inner, ell, d1)
     lifted = _inner_flops(inner, ell, d1)
     if not isinstance(polar.finder, Warm) and inner.uses_gram(ell, d1):
         # A factored T multiplies Q by W, and not W by B.
@@ -324,8 +324,6 @@ def _products(polar: LowRank, step: int) -> int:
     finder = polar.finder
     if isinstance(finder, Warm):
         return 1 if step > 0 else flops.power_products(finder.power) + 1
-    if isinstance(finder, Kept) and finder.numbers_at(step, resumed=step > 0) is None:
-        return 0
     fresh = finder.fresh_sketch
     return 1 if fresh is None else flops.power_products(fresh.power) + 1
 
@@ -337,10 +335,8 @@ def _square(ops: products.Products, ell: int, long: int, passes: int) -> int:
 
 def _carried(polar: PolarMap, m: int, n: int) -> int:
     """Numbers that a map carries from step to step for a matrix, without those of a transform."""
-    d0, d1 = min(m, n), max(m, n)
     if isinstance(polar, LowRank):
-        warm, kept = (isinstance(polar.finder, kind) for kind in (Warm, Kept))
-        return polar.width * (warm * d1 + kept * d0)
+        return polar.width * max(m, n) if isinstance(polar.finder, Warm) else 0
     if isinstance(polar, Deflated) and polar.rest is None:
         return _carried(polar.head, m, n) + math.prod(vectors_shape(m, n))
     if isinstance(polar, Containing):

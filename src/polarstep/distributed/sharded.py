@@ -22,17 +22,16 @@ bytes of a sum over all ranks, and no rank repeats the work of another.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from polarstep import flops, kernels, products
 from polarstep.distributed import carries, wire
-from polarstep.distributed.layout import Layout, Span, local
+from polarstep.distributed.layout import Layout, Span
 from polarstep.distributed.ledger import FINAL_PASSES, Side
 from polarstep.distributed.summed import (
     basis_of,
@@ -48,49 +47,15 @@ from polarstep.optim.stepping.carried import entry
 from polarstep.optim.stepping.collect import Member, Signature, State
 from polarstep.optim.stepping.target import Target
 from polarstep.polar import LowRank, NewtonSchulz, Warm, gram
-from polarstep.polar.finders import Kept
 from polarstep.polar.orthonormal import orthonormalize
 from polarstep.polar.result import Lift, counted_norm
 from polarstep.products.sizes import largest_entry, unit_scale_for
 
-__all__ = ["Shards", "WholeBases", "sharded_step"]
+__all__ = ["Shards", "sharded_step"]
 
 Steps = Generator[None, None, Tensor]
 # Passes of Cholesky-QR before Householder's method takes over a matrix.
 MOST_PASSES = 4
-
-
-@dataclass(frozen=True)
-class _WholeBasis:
-    """A kept basis as a whole, and this rank's part of it in the state when it was gathered."""
-
-    whole: Tensor
-    part: Tensor
-    version: int  # of the part; a write to it changes the number
-
-    def is_of(self, of_parameter: dict[str, Any]) -> bool:
-        X = of_parameter.get("kept")
-        return X is not None and local(X) is self.part and self.part._version == self.version
-
-
-class WholeBases(dict[int, _WholeBasis]):
-    """Whole kept bases by the ids of their parameters; they would else be gathered at every step.
-
-    When the state has another basis, all ranks must gather it together. A rank without a part of the
-    basis cannot see that the basis has changed, so the ranks agree before the step on what to gather
-    (:mod:`polarstep.distributed.status`).
-    """
-
-    def is_of(self, state: State, spread: Iterable[tuple[Tensor, Layout]]) -> bool:
-        """Whether ``state`` still has the bases that were gathered."""
-        return not self or all(
-            self[id(p)].is_of(state.get(p, {})) for p, _ in spread if id(p) in self
-        )
-
-    def forget(self, outdated: Iterable[int]) -> None:
-        """Drop the bases of these parameters."""
-        for key in outdated:
-            self.pop(key, None)
 
 
 @dataclass
@@ -102,7 +67,6 @@ class Shards:
     layout: Layout
     side: Side
     errors: list[Exception]  # of this rank, to be told to all ranks after the step
-    memory: WholeBases
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -188,9 +152,6 @@ class _OnShards:
     def basis(self, state: State, numbers: Tensor | None) -> Steps:
         """Q: the whole of it where the long side is cut, else this rank's rows."""
         finder, its = self.polar.finder, self.bucket.signature
-        if isinstance(finder, Kept) and numbers is None:
-            kept = yield from self._carried(state, "kept", whole=self.is_long)
-            return kept.mT.to(self.A.dtype)
         if isinstance(finder, Warm) and its.resumed:
             S = yield from self._carried(state, "basis", whole=not self.is_long)
             S = S.to(self.A.dtype)
@@ -246,9 +207,7 @@ class _OnShards:
     def leave(self, state: State, Q: Tensor, Z: Tensor, numbers: Tensor | None) -> None:
         """Put what the finder leaves for the next step into the state."""
         finder = self.polar.finder
-        if isinstance(finder, Kept) and numbers is not None:
-            self._remember(state, "kept", Q.mT, whole=self.is_long)
-        elif isinstance(finder, Warm):
+        if isinstance(finder, Warm):
             assert numbers is not None
             noise = numbers.mT.to(Z.dtype)
             if self.is_long:
@@ -257,48 +216,30 @@ class _OnShards:
             self._remember(state, "basis", basis, whole=not self.is_long)
 
     def _carried(self, state: State, name: str, *, whole: bool) -> Steps:
-        """What the last step left under ``name``: this rank's part, or the whole.
-
-        A kept basis that is needed as a whole is gathered once. It then stays in memory, beside the part
-        that the optimizer's state holds.
-        """
-        members, shape = self.bucket.members, self._shape(name)
+        """What the last step left under ``name``: this rank's part, or the whole."""
+        members, shape = self.bucket.members, self._shape()
         parts = [carries.found(state, member, name, shape) for member in members]
         part = torch.cat(parts)
         if not whole:
             return part
-        known = [self.bucket.memory.get(id(member.param)) for member in members]
-        if name == "kept" and all(known):
-            return torch.cat([each.whole for each in known if each is not None])
         member = members[0]
         spans = carries.spans(member.param, self.bucket.layout, member.count, shape)
         lengths = [spans[i][1] - spans[i][0] for i in self.bucket.layout.peers]
         sizes = [len(part) * shape[0] * length for length in lengths]
         coming = wire.send([[part]] * len(self.ranks), sizes, part.dtype, part.device, self.ranks)
         yield
-        found = torch.cat(
+        return torch.cat(
             [
                 piece.view(len(part), shape[0], length)
                 for piece, length in zip(coming.wait(), lengths, strict=True)
             ],
             dim=-1,
         )
-        self._memorize(state, name, found)
-        return found
 
-    def _shape(self, name: str) -> tuple[int, int]:
-        """(ℓ, length) of a carried tensor of one matrix; a kept basis lies on the short side."""
+    def _shape(self) -> tuple[int, int]:
+        """(ℓ, length) of a carried tensor of one matrix."""
         its = self.bucket.signature
-        return self.polar.width, min(its.m, its.n) if name == "kept" else max(its.m, its.n)
-
-    def _memorize(self, state: State, name: str, X: Tensor) -> None:
-        """Store a whole kept basis in memory."""
-        if name != "kept":
-            return
-        counts = [member.count for member in self.bucket.members]
-        for member, each in zip(self.bucket.members, torch.split(X, counts), strict=True):
-            part = carries.found(state, member, name, self._shape(name))
-            self.bucket.memory[id(member.param)] = _WholeBasis(each.clone(), part, part._version)
+        return self.polar.width, max(its.m, its.n)
 
     def _whitening(self, state: State) -> Tensor | None:
         """V of a warm start Ωᵀ = V·S, as a GPU leaves it for whole matrices; ``None`` without V."""
@@ -318,9 +259,7 @@ class _OnShards:
             if whole:
                 carries.put_whole(state, member, name, part, flag)
             else:
-                carries.put(state, member, name, self._shape(name), part, flag)
-        if whole and all(member.work.finite is None for member in self.bucket.members):
-            self._memorize(state, name, X.to(self.bucket.signature.dtype))
+                carries.put(state, member, name, self._shape(), part, flag)
 
     # Columns that are cut among the ranks.
 

@@ -7,8 +7,8 @@ raise the same error. If a map fails in the midst of a step, the other ranks lea
 Until then all ranks go on, with T = 0 for its matrices, so that no rank waits in a collective alone.
 
 Everything else that decides which collectives a step makes is agreed on here, too: which parameters the
-ranks have in common, the options of their groups, whether a hook of some rank is to see whole matrices,
-and whether some rank must gather a basis again that all have kept.
+ranks have in common, the options of their groups, and whether a hook of some rank is to see whole
+matrices.
 
 The first exchange has the same size whatever the ranks say, so that it cannot fail itself: long lists
 are told by their checksums. Only where these differ are the lists exchanged.
@@ -70,7 +70,6 @@ class Report:
     options: Callable[[int], Options]  # of a group, by its number
     error: Exception | None = None
     hooked: bool = False  # whether hooks look at this step
-    outdated: bool = False  # whether the state has another basis than the one kept in memory
     loaded: bool = False  # whether a state may have come since the last step
     everywhere: int = 0  # the number of hooks that all ranks must have
 
@@ -81,7 +80,6 @@ class Agreement:
 
     with_gradient: set[int] = field(default_factory=set)
     hooked: set[int] = field(default_factory=set)
-    outdated: set[int] = field(default_factory=set)
     loaded: set[int] = field(default_factory=set)
 
 
@@ -148,7 +146,6 @@ def agreed(common: Sequence[Common], report: Report) -> Agreement:
         ids = [id(p) for p in its.params]
         found.with_gradient |= {each for each, its_has in zip(ids, has, strict=True) if its_has}
         found.hooked |= set(ids) if head.hooked else set()
-        found.outdated |= set(ids) if head.outdated else set()
         found.loaded |= set(ids) if head.loaded else set()
     for ranks in reversed(back):
         if ranks not in failed:
@@ -166,7 +163,6 @@ class _Head:
 
     failed: bool
     hooked: bool
-    outdated: bool
     loaded: bool
     goes_back: bool  # whether some rank must tell a failure to a set that came before
     first_step: int
@@ -189,20 +185,20 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
             total += place * sum(k * value for k, value in enumerate(values, 1))
             size += place * sum(k * abs(value) for k, value in enumerate(values, 1))
     codes = zlib.crc32(bytes(map(_gradient_code, its.params)))
-    flags = [failed, report.hooked, report.outdated, report.loaded, goes_back, size]
+    flags = [failed, report.hooked, report.loaded, goes_back, size]
     same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, total]
     given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
     sent = torch.tensor(given, dtype=torch.float64, device="cpu")
-    found = wire.largest_of_ranks(sent, its.ranks).tolist()
+    step_here = max((report.steps[i] for i in its.groups), default=0)
+    found = wire.meet(sent, its.ranks, f"step {step_here} of the optimizer").tolist()
     *said, size = found[: len(flags)]
     both = found[len(flags) :]
     most, least = both[: len(same)], [-each for each in both[len(same) :]]
     alike = [a == b for a, b in zip(most, least, strict=True)]
-    failed, hooked, outdated, loaded, goes_back = map(bool, said)
+    failed, hooked, loaded, goes_back = map(bool, said)
     return _Head(
         failed,
         hooked,
-        outdated,
         loaded,
         goes_back,
         first_step=int(least[0]),

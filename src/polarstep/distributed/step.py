@@ -31,7 +31,7 @@ from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Trip
 from polarstep.distributed.plans import Choice, asked_of, chosen_plan, cut_side
 from polarstep.distributed.resting import let_parts_rest
-from polarstep.distributed.sharded import Shards, WholeBases, sharded_step
+from polarstep.distributed.sharded import Shards, sharded_step
 from polarstep.distributed.spread import Part, Spread, balanced
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.stepping.by_tensors import PlainStep
@@ -101,7 +101,6 @@ class Distribution:
         self._local: LocalState | None = None
         self._trips: tuple[Any, list[Trip]] = ((), [])
         self.graphs = OwnedGraphs()
-        self.memory = WholeBases()
 
     def layout_of(self, p: Tensor) -> Layout | None:
         """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
@@ -270,7 +269,7 @@ class Split:
                         key = (its, layout.ranks, layout.pieces(member.view), side)
                         shards = sharded.setdefault(
                             key,
-                            Shards(its, [], layout, side, self.errors, self._distribution.memory),
+                            Shards(its, [], layout, side, self.errors),
                         )
                         shards.members.append(member)
                     else:

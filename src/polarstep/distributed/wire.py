@@ -5,8 +5,11 @@ A part is a list of tensors of one precision. It is sent as bytes, so that every
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ __all__ = [
     "from_words",
     "largest_of_ranks",
     "lend",
+    "meet",
     "packed",
     "process_group_of",
     "send",
@@ -30,6 +34,12 @@ __all__ = [
 
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
 _LENT: dict[tuple[int, ...], Any] = {}
+# How many times some ranks have met since their group was made.
+_MEETINGS: dict[tuple[int, ...], int] = {}
+# Seconds after which a rank that waits for others says so in the store, and for which it looks there
+# for others before it names those that have not come.
+NOTED_AFTER = 2.0
+LOOKED_FOR = 3.0
 
 
 def lend(ranks: tuple[int, ...], group: Any) -> None:
@@ -47,9 +57,13 @@ def process_group_of(ranks: tuple[int, ...]) -> Any:
 
 
 def side_group_of(ranks: tuple[int, ...]) -> Any:
-    """A group of ``ranks`` for tensors on the host, so that an exchange does not wait for a GPU."""
-    main = _group(ranks, "")
-    return main if "gloo" in str(dist.get_backend(main)) else _group(ranks, "gloo")
+    """A group of ``ranks`` for tensors on the host, so that an exchange does not wait for a GPU.
+
+    It is a group of its own also where the main group could send such tensors. A rank that takes one
+    step less than others then leaves them waiting, until the timeout of the main group. In the main
+    group its next reduction of gradients would meet their exchange, and gloo ends the process.
+    """
+    return _group(ranks, "gloo")
 
 
 def _group_for(X: Tensor, ranks: tuple[int, ...]) -> Any:
@@ -69,9 +83,20 @@ def _group(ranks: tuple[int, ...], backend: str) -> Any:
         # The numbers may differ between ranks, which then wait for ever. A group of all ranks is made
         # without it.
         _GROUPS[key] = dist.new_group(
-            list(ranks), backend=backend or None, use_local_synchronization=ranks != world
+            list(ranks),
+            timeout=_timeout_of(_LENT.get(ranks)),
+            backend=backend or None,
+            use_local_synchronization=ranks != world,
         )
     return _GROUPS[key]
+
+
+def _timeout_of(lent: Any) -> timedelta | None:
+    """The user's timeout: that of a group of the same ranks, or that of init_process_group."""
+    group: Any = lent if _is_alive(lent) else dist.group.WORLD
+    backends = [group._get_backend(device) for device in group._device_types]
+    found = [getattr(getattr(each, "options", None), "_timeout", None) for each in backends]
+    return min((each for each in found if each is not None), default=None)
 
 
 def _is_alive(group: Any) -> bool:
@@ -194,3 +219,58 @@ def begin_largest_of_ranks(values: Tensor, ranks: tuple[int, ...]) -> Comparing:
 def largest_of_ranks(values: Tensor, ranks: tuple[int, ...]) -> Tensor:
     """The largest of each of ``values`` over ``ranks``, in place."""
     return begin_largest_of_ranks(values, ranks).wait()
+
+
+def meet(values: Tensor, ranks: tuple[int, ...], where: str) -> Tensor:
+    """The largest of each of ``values`` over ``ranks``, on the host, in place.
+
+    Raises an error that names the ranks that did not come; ``where`` says in words where they were
+    expected. Which ranks have come, only those know that wait for long or in vain: they say so in the
+    store of torch.distributed, so that others take nothing from it.
+    """
+    if (ranks, "gloo") not in _GROUPS or not _is_alive(_GROUPS[ranks, "gloo"]):
+        _MEETINGS[ranks] = 0
+    _MEETINGS[ranks] += 1
+    note = f"polarstep/{'-'.join(map(str, ranks))}/{_MEETINGS[ranks]}"
+    if _MEETINGS[ranks] == 1:  # to make a group, ranks wait for one another, too
+        _leave_note(note)
+    try:
+        group = side_group_of(ranks)
+        handle = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
+        try:
+            handle.wait(timedelta(seconds=NOTED_AFTER))
+        except RuntimeError:  # too late, or an error that the next wait raises again
+            _leave_note(note)
+            handle.wait()
+    except RuntimeError as error:
+        _leave_note(note)
+        absent = _absent(note, ranks)
+        if not absent:
+            raise
+        told = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+        raise RuntimeError(
+            f"{told} did not come to {where}, where this rank has waited for them: expected step() "
+            "equally often on all ranks that have parts or copies of a parameter. A rank that does not "
+            "come has ended, has skipped a step, or is busy for longer than the group's timeout"
+        ) from error
+    return values
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _leave_note(note: str) -> None:
+    """Say in the store that this rank has come; a store that is gone is no further error."""
+    with contextlib.suppress(RuntimeError):
+        _store().set(f"{note}/{dist.get_rank()}", "came")
+
+
+def _absent(note: str, ranks: tuple[int, ...]) -> list[int]:
+    """The ranks that have left no note, after some seconds for those that came late."""
+    absent, end = list(ranks), time.monotonic() + LOOKED_FOR
+    with contextlib.suppress(RuntimeError):
+        while absent and time.monotonic() < end:
+            absent = [rank for rank in absent if not _store().check([f"{note}/{rank}"])]
+            time.sleep(LOOKED_FOR / 30 if absent else 0)
+    return absent

@@ -184,7 +184,7 @@ class Muon(Checkpointed):
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
-            "polar": NewtonSchulz(5, "polar-express") if polar is None else polar,
+            "polar": NewtonSchulz() if polar is None else polar,
             "weight_decay": weight_decay,
             LR_SCALE: lr_scale,
             "layout": layout,

@@ -91,11 +91,9 @@ class StepOverRanks:
         except Exception as found:  # raised on all ranks together
             error = error or found
         layouts = {id(p): layout for p, layout in spread}
-        memory = self._distribution.memory
-        outdated = not memory.is_of(state, spread)
         steps = [group.get("step", 0) for group in groups]
         options = lambda i: self._options.of(i, groups[i])  # noqa: E731
-        report = Report(steps, options, error, hooked, outdated, self.loaded, everywhere)
+        report = Report(steps, options, error, hooked, self.loaded, everywhere)
         sizes = [len(group["params"]) for group in groups]
         common = self._in_common(groups, spread, sizes)
         self._agreement = agreed(common, report)
@@ -104,7 +102,6 @@ class StepOverRanks:
         if self._agreement.loaded:
             drop_placeholders(groups, state, self._agreement.loaded)
             self._differences = words_of_differences(common, self._agreement.loaded)
-        memory.forget(self._agreement.outdated)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
             (flag, layouts[id(p)])

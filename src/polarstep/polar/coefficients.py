@@ -200,7 +200,7 @@ def validated(rows: Sequence[Sequence[float]]) -> tuple[Polynomial, ...]:
             f"coefficients={rows!r}: {form}; wrap a single polynomial in another pair of brackets"
         ) from error
     if not polynomials:
-        raise ValueError(f"coefficients={rows!r}: {form}; for no step at all use steps=0")
+        raise ValueError(f"coefficients={rows!r}: {form}")
     for polynomial in polynomials:
         if len(polynomial) < 2 or not all(map(math.isfinite, polynomial)):
             raise ValueError(

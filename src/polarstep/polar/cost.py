@@ -21,7 +21,7 @@ from polarstep.polar import gram
 from polarstep.polar.base import PolarMap
 from polarstep.polar.coefficients import Polynomial, resolve
 from polarstep.polar.deflated import Deflated
-from polarstep.polar.finders import Finder, Fresh, Kept, Warm
+from polarstep.polar.finders import Finder, Fresh, Warm
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
 from polarstep.polar.orthonormal import whitened_polynomials
@@ -266,8 +266,6 @@ def _lift(polar: LowRank, m: int, n: int, on: Device, *, also_read: int) -> Cost
 
 def _basis(finder: Finder, m: int, n: int, width: int, on: Device) -> Cost:
     """Products of M or Mᵀ with ℓ columns, and an orthonormalization after each."""
-    if isinstance(finder, Kept):
-        return 1 / finder.steps * _basis(finder.fresh, m, n, width, on)
     product = on.product(2 * m * n * width, m * n)
     if isinstance(finder, Warm):
         return product + _orthonormalized(whitened_polynomials(), m, width, on)

@@ -13,7 +13,7 @@ from polarstep import flops, products
 from polarstep.checked_values import check_bool, check_integer
 from polarstep.polar.base import Carry, Draw, PolarMap, wide
 from polarstep.polar.containing import Containing
-from polarstep.polar.finders import Finder, Fresh, Kept
+from polarstep.polar.finders import Finder, Fresh
 from polarstep.polar.finders.base import Basis
 from polarstep.polar.finders.fresh import check_power
 from polarstep.polar.newton_schulz import NewtonSchulz
@@ -60,26 +60,20 @@ class LowRank(Containing):
         orth: how bases are made (:mod:`polarstep.polar.orthonormal`).
         always_sketch: sketch also where sketching costs more than the inner map in full space. For
             studies; no effect where ℓ ≥ min(m, n).
-        keep: in an optimizer, the number of steps that share a basis Q. Every ``keep``-th step
-            makes a new Q from its own M; the steps between use T = Q·inner(QᵀM) with that Q,
-            without a sketch. ‖T‖_op ≤ 1 holds at every step; what M gains outside Q's range waits
-            in the momentum for the next basis. A plain call of the map makes a new basis.
     """
 
     rank: int = 200
     oversample: int = 10
     power: float = 1
     sketch: Sketch | Finder = field(default_factory=Gaussian)
-    inner: PolarMap = field(default_factory=lambda: NewtonSchulz(steps=7))
+    inner: PolarMap = field(default_factory=lambda: NewtonSchulz(7, "quintic"))
     orth: Method = "auto"
     always_sketch: bool = False
-    keep: int = 1
 
     def __post_init__(self) -> None:
         check_integer("rank", self.rank, 1, "the paper takes 128–200")
         check_integer("oversample", self.oversample, 0, "the paper takes 10")
-        check_integer("keep", self.keep, 1, "it is the number of steps to keep a basis")
-        for option in ("rank", "oversample", "keep"):  # NumPy's integers become Python's
+        for option in ("rank", "oversample"):  # NumPy's integers become Python's
             object.__setattr__(self, option, int(getattr(self, option)))
         check_power(self.power)
         if not isinstance(self.sketch, Sketch | Finder):
@@ -102,9 +96,8 @@ class LowRank(Containing):
     def finder(self) -> Finder:
         """Where the basis Q comes from."""
         if isinstance(self.sketch, Finder):
-            return self.sketch.with_options(self.power, self.orth, self.keep)
-        fresh = Fresh(self.sketch, self.power, orth=self.orth)
-        return fresh if self.keep == 1 else Kept(fresh, self.keep, orth=self.orth)
+            return self.sketch.with_options(self.power, self.orth)
+        return Fresh(self.sketch, self.power, orth=self.orth)
 
     def __getstate__(self) -> dict[str, object]:
         """The options without the cached finder, so that checkpoints do not depend on the cache."""

@@ -36,12 +36,14 @@ Form = Literal["auto", "plain", "gram"]
 class NewtonSchulz(PolarMap):
     """``Z₀ = M/δ``, ``Z_{t+1} = φ_t(Z_t)``; T(M) = Z_q = U p_q(Σ/δ) Vᵀ (the paper's Section 2).
 
+    ``NewtonSchulz()`` has five PolarExpress steps: the default map of :class:`polarstep.Muon`.
+
     With ``"cubic"`` or ``"quintic"`` and any δ ≥ ‖M‖_op this has ν = 0, up to rounding
     (:mod:`polarstep.polar.base`), and γ = 1 − Σσᵢp_q(σᵢ/δ)/Σσᵢ (Proposition 1). The other
     sets overshoot one by design: they reach the neighbourhood of one sooner and stay in it.
 
     Args:
-        steps: q, the number of polynomials applied.
+        steps: q, the number of polynomials applied, at least one.
         coefficients: a name (``polarstep.polar.coefficients.names()``) or a sequence of
             polynomials ``(a, b, c)`` for ax + bx³ + cx⁵, one a step, the last one repeated.
             :func:`polarstep.polar.polar_express` makes such a sequence.
@@ -63,13 +65,13 @@ class NewtonSchulz(PolarMap):
     """
 
     steps: int = 5
-    coefficients: Name | tuple[tuple[float, ...], ...] = "quintic"
+    coefficients: Name | tuple[tuple[float, ...], ...] = "polar-express"
     delta: Delta | float = "frobenius"
     dtype: torch.dtype | None = None
     form: Form = "auto"
 
     def __post_init__(self) -> None:
-        check_integer("steps", self.steps, 0, "5 to 9 are usual")
+        check_integer("steps", self.steps, 1, "5 to 9 are usual")
         object.__setattr__(self, "steps", int(self.steps))  # NumPy's integers become Python's
         # Arrays and tensors become tuples of floats, so that equal maps compare and hash alike.
         if not isinstance(self.coefficients, str):
@@ -130,7 +132,7 @@ class NewtonSchulz(PolarMap):
     @property
     def polynomials_to_fuse(self) -> tuple[Polynomial, ...] | None:
         """All polynomials, if :attr:`is_usual`."""
-        return self.polynomials if self.is_usual and self.steps > 0 else None
+        return self.polynomials if self.is_usual else None
 
     def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
         """Whether the iteration on an m×n matrix on a CPU runs on its Gram matrix.
@@ -223,7 +225,7 @@ class NewtonSchulz(PolarMap):
 
         It reads ‖M‖_F, which is free on a CPU and not possible while torch.compile traces.
         """
-        usual = self.delta == "frobenius" and len(self.polynomials) > 0
+        usual = self.delta == "frobenius"
         unchanged = given == dtype and dtype.itemsize >= 4 and ops.looks_for_free
         return usual and unchanged and not torch.compiler.is_compiling()
 

@@ -90,7 +90,7 @@ def rest_norm(
     at y = √κ/(1 + √κ), where it is 2y. So δ ≥ ‖R‖_op for √κ ≥ 1/(2·1.1² − 1): as soon as half of r is
     in the span (κ ≥ 0.5). And δ ≥ 0.7‖R‖_op, with which ‖T‖²_op ≤ 3.05, from κ ≥ 0.065 on. Vectors
     independent of R have κ ≈ b/n, and carried vectors that are orthogonal to r have a fifth of that,
-    from FRESH alone (:mod:`polarstep.theory.bounds.longest_step`). These are worst cases over all
+    from FRESH alone (:mod:`polarstep.theory.bounds.scaled_rest`). These are worst cases over all
     spectra. On momentum of a GPT of width 256, for ℓ/m of 1/16 and 1/4 and h of 0, ½ and 1, δ/‖R‖_op
     was from 0.91 to 1.20 with a mean of 1.10, from the first step on (with FRESH = 2⁻⁵). A single warm
     vector sees only half of ‖R‖_op at times there, because the directions that a sketch misses change

@@ -26,7 +26,7 @@ GRAM_FROM = 3
 def suits_small(Y: Tensor, polynomials: tuple[Polynomial, ...]) -> bool:
     """Whether :func:`small_polar` can take ``Y`` and is faster."""
     ops = products.of(Y.device)
-    return len(polynomials) > 0 and ops.fuses_first_step(Y.shape[-2], Y.dtype, polynomials[0])
+    return ops.fuses_first_step(Y.shape[-2], Y.dtype, polynomials[0])
 
 
 def small_polar(Y: Tensor, polynomials: tuple[Polynomial, ...], *, by_gram: bool = True) -> Tensor:

@@ -50,7 +50,7 @@ def _randomized(workload: Workload, m: int, n: int, *, sketch: SketchCost) -> di
     k = min(m, ell)
     inner = formulas.newton_schulz(k, n, workload.steps)
     parts = formulas.low_rank_parts(
-        m, n, ell, workload.power, inner, sketch_flops=sketch(m, n, ell), keep=workload.keep
+        m, n, ell, workload.power, inner, sketch_flops=sketch(m, n, ell)
     )
     return {"normalization": formulas.normalization(k, n), **parts}
 

@@ -51,7 +51,6 @@ class Workload:
         oversample: p; the sketch has ℓ = s + p columns.
         power: h, the number of power iterations.
         steps: q, the number of polynomial steps, in full space too.
-        keep: for how many steps a basis is kept; not in the paper, where it is one.
         adamw: the rule of the row in which AdamW updates everything.
         companion: the rule that updates the element-wise parameters beside Muon.
         companion_every: on every how many steps it does so.
@@ -66,7 +65,6 @@ class Workload:
     oversample: int
     power: float
     steps: int
-    keep: int = 1
     adamw: ElementwiseRule = ADAMW
     companion: ElementwiseRule = SGD_NESTEROV
     companion_every: int = 1
@@ -84,8 +82,6 @@ class Workload:
                 f"rank={self.rank}, oversample={self.oversample}, steps={self.steps}: "
                 "expected rank ≥ 1, oversample ≥ 0 and steps ≥ 0; the paper takes 200, 10 and 7"
             )
-        if self.keep < 1:
-            raise ValueError(f"keep={self.keep}: expected 1 (a basis for every step), 2, …")
         if self.companion_every < 1:
             raise ValueError(
                 f"companion_every={self.companion_every}: expected 1 (every step), 2 (every second "
@@ -104,7 +100,6 @@ class Workload:
         oversample: int = 10,
         power: float = 1,
         steps: int = 7,
-        keep: int = 1,
         adamw: ElementwiseRule = ADAMW,
         companion: ElementwiseRule = ADAMW,
         companion_every: int = 1,
@@ -122,7 +117,6 @@ class Workload:
             oversample=oversample,
             power=power,
             steps=steps,
-            keep=keep,
             adamw=adamw,
             companion=companion,
             companion_every=companion_every,

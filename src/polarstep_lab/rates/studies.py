@@ -38,7 +38,7 @@ MARGIN = 0.02
 
 SOLVERS: dict[str, PolarMap] = {
     "exact": Exact(),
-    "newton-schulz": NewtonSchulz(5),
+    "newton-schulz": NewtonSchulz(5, "quintic"),
     "gaussian": LowRank(3, 2, 1, always_sketch=True),
     "kaczmarz": LowRank(3, 2, 1, Kaczmarz(), always_sketch=True),
 }

@@ -44,6 +44,7 @@ _FILES = (
     record.CHECKPOINT,
     record.PREVIOUS_CHECKPOINT,
     "*.jsonl",
+    "*.jsonl.damaged",
     "tensorboard/events.out.tfevents.*",
 )
 """What a run writes, as patterns: all that ``--force`` removes."""

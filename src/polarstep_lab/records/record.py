@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from polarstep.checked_values import is_number
 from polarstep_lab.config import completed
@@ -63,6 +63,8 @@ UNREADABLE = (StorageError, OSError, LookupError, TypeError, ValueError)
 
 Status = Literal["finished", "diverged", "stopped", "failed"]
 RowKind = Literal["train", "val"]
+BenchmarkName = Literal["nanogpt", "cifar10"]
+MetricName = Literal["val_perplexity", "test_perplexity", "test_accuracy"]
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class RunIdentity:
     """``config.json``: what was run, completely enough to run it again."""
 
     recipe: str
-    benchmark: Literal["nanogpt", "cifar10"]
+    benchmark: BenchmarkName
     method: str
     seed: int
     config: Mapping[str, Any]
@@ -100,6 +102,7 @@ class RunIdentity:
             ablation = raw.get("ablation")
             values = {f.name: raw[f.name] for f in fields(cls) if f.name in raw}
             values["config"] = completed(values.get("config"))
+            _require_types(values)
             return cls(**values | {"ablation": Ablation(**ablation) if ablation else None})
         except (AttributeError, TypeError) as error:
             raise StorageError(
@@ -173,7 +176,7 @@ class Result:
     is the metric: there was no test text, and the value is the last validation's.
     """
 
-    metric: Literal["val_perplexity", "test_perplexity", "test_accuracy"]
+    metric: MetricName
     value: float
     status: Status
     steps: int
@@ -242,7 +245,7 @@ class RunRecord:
         found = cls(
             directory=directory,
             identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
-            environment=_require_object(files.get(ENVIRONMENT, {}), directory / ENVIRONMENT),
+            environment=_environment(files.get(ENVIRONMENT, {}), directory / ENVIRONMENT),
             metrics=_metric_rows(metrics, directory / METRICS),
             result=Result.from_dict(files[RESULT], directory / RESULT) if ended else None,
             logs=logs,
@@ -374,19 +377,41 @@ def _require_object(raw: Any, path: Path) -> dict[str, Any]:
     return raw
 
 
-_TEXTS = ("kind", "metric", "status", "message")
-_MAY_BE_MISSING = ("tokens", "images", "validation")
+def _environment(raw: Any, path: Path) -> dict[str, Any]:
+    """The content of the ``environment.json`` at ``path``, whose packages are an object."""
+    environment = _require_object(raw, path)
+    try:
+        _require_types({"packages": environment.get("packages", {})})
+    except TypeError as error:
+        raise StorageError(
+            f"{path} is not the environment of a run ({error}): restore the file, or leave this run out"
+        ) from error
+    return environment
+
+
+_TEXTS = ("kind", "message", "recipe", "method", "group", "command")
+_OBJECTS = ("extra", "config", "overrides", "ablation", "packages")
+_ONE_OF = {
+    "benchmark": get_args(BenchmarkName),
+    "metric": get_args(MetricName),
+    "status": get_args(Status),
+}
+_MAY_BE_MISSING = ("tokens", "images", "validation", "ablation")
 
 
 def _require_types(values: Mapping[str, Any]) -> None:
-    """Raise TypeError if a value of a row or a result, by its name, has another type than its field."""
+    """Raise TypeError if a value of a record, by its name, is none that its field can have."""
     for name, value in values.items():
         if value is None and name in _MAY_BE_MISSING:
             continue
-        if name in _TEXTS:
+        if name in _ONE_OF:
+            fits, words = value in _ONE_OF[name], f"one of {', '.join(_ONE_OF[name])}"
+        elif name in _TEXTS:
             fits, words = isinstance(value, str), "text"
-        elif name == "extra":
+        elif name in _OBJECTS:
             fits, words = isinstance(value, Mapping), "an object"
+        elif name == "seed":
+            fits, words = type(value) is int, "an integer"
         else:
             fits, words = is_number(value), "a number"
         if not fits:

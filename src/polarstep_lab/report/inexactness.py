@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 from matplotlib.axes import Axes
 
-from polarstep.theory.bounds.polar import COVERED
+from polarstep.theory.bounds.polar_maps import COVERED
 from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
 from polarstep_lab.drawing.panels import Drawing, Panel, Series
 from polarstep_lab.records.record import RunRecord

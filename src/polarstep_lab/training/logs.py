@@ -1,8 +1,14 @@
-"""The logs that a run writes, each continued where the checkpoint left it."""
+"""The logs that a run writes, each continued where the checkpoint left it.
+
+A log that was damaged on disk loses the lines that cannot be read and keeps the others: a run does not
+give up its weights for a line of a log. The file as it was stays, as ``metrics.jsonl.damaged``.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch.optim import Optimizer
@@ -10,7 +16,7 @@ from torch.optim import Optimizer
 from polarstep_lab.config import RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.record import MetricRow
-from polarstep_lab.storage import JsonLines
+from polarstep_lab.storage import JsonLines, read_lines, write_atomically
 from polarstep_lab.training.checkpoint import RunProgress
 from polarstep_lab.training.gamma_log import GammaLog
 from polarstep_lab.training.noise_log import NoiseLog
@@ -40,8 +46,13 @@ class RunLogs:
         task: Task,
         optimizer: Optimizer,
         ranks: Ranks,
+        tell: Callable[[str], object],
     ) -> RunLogs:
-        """Open the logs in ``directory`` and cut off what was written after ``progress``."""
+        """Open the logs in ``directory`` and cut off what was written after ``progress``.
+
+        ``tell`` is called with a message for each log that was damaged.
+        """
+        progress = ranks.from_first(lambda: _mend_logs(directory, progress, tell))
         metrics, gamma = directory / record.METRICS, directory / record.GAMMA
         every = config.runtime.monitor_every
         return cls(
@@ -70,3 +81,66 @@ class RunLogs:
         for log in (self.metrics, self.gamma, self.noise):
             if log is not None:
                 log.close()
+
+
+def _mend_logs(
+    directory: Path, progress: RunProgress, tell: Callable[[str], object]
+) -> RunProgress:
+    """Mend the logs of the run in ``directory``; return ``progress`` with the lengths they have now.
+
+    All of them are read here, before training, since the result cannot be made from a damaged one.
+    """
+    lengths = {
+        record.METRICS: progress.metrics_bytes,
+        record.GAMMA: progress.gamma_bytes,
+        record.NOISE: progress.noise_bytes,
+    }
+    for name, length in lengths.items():
+        lengths[name] = _mend(directory / name, length, progress.step, tell)
+    for path in directory.glob("*.jsonl"):
+        if path.name not in lengths:
+            read_lines(path)
+    return replace(
+        progress,
+        metrics_bytes=lengths[record.METRICS],
+        gamma_bytes=lengths[record.GAMMA],
+        noise_bytes=lengths[record.NOISE],
+    )
+
+
+def _mend(path: Path, length: int, step: int, tell: Callable[[str], object]) -> int:
+    """Leave the rows up to ``step`` in the log at ``path``; return how many bytes they have.
+
+    ``length`` is the length of the log at the checkpoint, which was taken after ``step`` steps. A log
+    whose first ``length`` bytes are such rows is left as it is.
+    """
+    raw = path.read_bytes() if path.exists() else b""
+    faults, rows = [], b""
+    for number, line in enumerate(raw.split(b"\n")[:-1], start=1):
+        try:
+            if _step_of(line, path.name) <= step:
+                rows += line + b"\n"
+        except (TypeError, ValueError, RecursionError) as error:
+            faults.append(f"line {number}: {error}")
+    if rows[:length] == raw[:length] and len(rows) >= length:
+        return length
+    told = "; ".join(faults) or "lines are missing"
+    before = path.with_name(f"{path.name}.damaged")
+    if raw and not before.exists():
+        write_atomically(before, lambda file: file.write(raw))
+    write_atomically(path, lambda file: file.write(rows))
+    tell(
+        f"{path} is damaged ({told}): the run goes on with its other lines, and {before.name} keeps "
+        "the file as it was"
+    )
+    return len(rows)
+
+
+def _step_of(line: bytes, name: str) -> int:
+    """The step of a row of the log ``name``; an error where the line is no such row."""
+    row = json.loads(line)
+    if not isinstance(row, dict) or type(row.get("step")) is not int:
+        raise TypeError(f"{line[:40]!r} is not a row with a step")
+    if name == record.METRICS:
+        MetricRow.from_dict(row)
+    return row["step"]

@@ -114,8 +114,11 @@ class Loop:
                 if self.config.runtime.keep_checkpoint:
                     self._checkpoint()
                 self.last = self.last or self.ranks.from_first(
-                    lambda: last_recorded(self.directory)
+                    lambda: last_recorded(self.directory, self.step)
                 )
+                if self.last is None:
+                    self._validate()
+                assert self.last is not None
                 value = self.task.final(self.last)
                 result = self.ranks.from_first(lambda: self._result("finished", value))
         except _Diverged as reason:

@@ -48,6 +48,11 @@ RESTS = {"scaled": None, "lifted": ps.NewtonSchulz(1, "flat")}
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
     """The polar map of a config."""
+    if config.keep > 1:
+        raise ValueError(
+            f"optimizer.polar.keep={config.keep}: expected 1; only runs of earlier versions worked in a "
+            "basis for several steps"
+        )
     if config.auto is not None:
         return ps.Auto(config.auto)
     if config.solver == "exact":
@@ -72,7 +77,6 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         sketch=sketch,
         inner=inner,
         always_sketch=True,
-        keep=config.keep,
     )
     if config.rest == "dropped":
         return head
@@ -130,7 +134,7 @@ def build_optimizer(model: Model, config: RunConfig, schedule: RunSchedule) -> S
 def cycle_of(config: RunConfig) -> int:
     """The number of steps after which the work of an optimizer's step repeats."""
     peer = config.rule.peer
-    return config.optimizer.polar.keep if peer is None else find_peer(peer).cycle
+    return 1 if peer is None else find_peer(peer).cycle
 
 
 def _peer(peer: Peer, model: Model, config: RunConfig, schedule: RunSchedule) -> ScheduledOptimizer:
@@ -262,7 +266,6 @@ def optimizer_gflops(model: Model, config: RunConfig, device: torch.device | Non
         oversample=polar.oversample,
         power=0 if warm else polar.power,  # the power iterations of a warm sketch are earlier steps
         steps=polar.steps,
-        keep=polar.keep,
         companion=ADAMW if isinstance(model, GPT) else SGD_NESTEROV,
     )
     if config.optimizer.normalize_rows:

@@ -47,10 +47,13 @@ def result_of(
     )
 
 
-def last_recorded(directory: Path) -> Validation:
-    """The last validation of a run that was killed between its last step and its result."""
-    row = RunRecord.load(directory).rows("val")[-1]
-    return Validation(row.loss, row.perplexity, row.accuracy)
+def last_recorded(directory: Path, step: int) -> Validation | None:
+    """The validation after ``step`` of a run that was killed between its last step and its result.
+
+    ``None`` where its row was damaged on disk.
+    """
+    rows = [row for row in RunRecord.load(directory).rows("val") if row.step == step]
+    return Validation(rows[-1].loss, rows[-1].perplexity, rows[-1].accuracy) if rows else None
 
 
 def settle(directory: Path, result: Result, keep_checkpoint: bool) -> None:

@@ -137,6 +137,8 @@ def _begin(
             f"the checkpoint in {directory} was taken after step {progress.step}, but the run "
             f"has {task.steps} steps: the data has changed; start anew with --force"
         )
+    logs = RunLogs.open(directory, progress, config, task, optimizer, ranks, tell)
+    # Last of all that may refuse: a resume that was refused leaves no trace.
     ranks.from_first(
         lambda: record_environment(
             directory / record.ENVIRONMENT, device, task.data, ranks.count, ranks.parallel
@@ -149,7 +151,7 @@ def _begin(
         scheduled=scheduled,
         ranks=ranks,
         timer=StepTimer(device, cycle=cycle_of(config)),
-        logs=RunLogs.open(directory, progress, config, task, optimizer, ranks),
+        logs=logs,
         observers=observers,
         step=progress.step,
         seconds_before=progress.seconds,

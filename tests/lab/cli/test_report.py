@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -34,6 +35,28 @@ def test_several_directories_make_one_report(invoke, tmp_path):
         "| AdamW | 30.000 ± 0.000 | ± 0.000 | 2 |"
         in (tmp_path / "report" / "summary.md").read_text()
     )
+
+
+@pytest.mark.parametrize("value", ["x", 7, -1.5, None, [], {}, True], ids=str)
+def test_one_bad_run_does_not_cost_the_report_of_the_others(invoke, tmp_path, value):
+    for seed in (0, 1):
+        write_run(tmp_path / "runs" / f"good-{seed}", seed=seed)
+    fields = {}
+    for file in ("config.json", "result.json", "environment.json"):
+        for key in json.loads((tmp_path / "runs" / "good-0" / file).read_text()):
+            directory = write_run(tmp_path / "runs" / f"{file}-{key}", seed=2 + len(fields))
+            content = json.loads((directory / file).read_text())
+            (directory / file).write_text(json.dumps(content | {key: value}))
+            fields[directory.name] = key
+    assert {"metric", "benchmark", "started"} <= set(fields.values())
+    result = invoke("runs", "--out", "page")
+    assert result.exit_code == 0, result.stderr
+    table = (tmp_path / "page" / "runs.csv").read_text()
+    assert "runs/good-0," in table
+    assert "runs/good-1," in table
+    notices = (tmp_path / "page" / "summary.md").read_text()
+    assert "metric is" in notices
+    assert "result.json-metric is left out" in notices
 
 
 @pytest.mark.parametrize(

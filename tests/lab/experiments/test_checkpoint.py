@@ -215,3 +215,78 @@ def test_an_environment_of_another_form_is_named(text, tmp_path):
     path.unlink()  # the remedy
     resume(directory)
     assert RunRecord.load(directory).status == "finished"
+
+
+def damage_logs(directory: Path, damage: str) -> None:
+    """Damage the metrics of an interrupted run in a part that its checkpoint counts."""
+    path = directory / record.METRICS
+    lines = path.read_bytes().splitlines(keepends=True)
+    if damage == "missing":
+        path.unlink()
+        return
+    if damage == "line":
+        lines[2] = lines[2].replace(b":", b";")
+    elif damage == "value":
+        lines[2] = lines[2].replace(b'"loss": ', b'"loss": "high", "was": ')
+    elif damage == "deleted":
+        del lines[2]
+    elif damage == "deleted, and rows after the checkpoint":
+        del lines[2]
+        lines += [lines[-1].replace(b'"step": 4', b'"step": %d' % step) for step in (5, 6)]
+    elif damage == "cut":
+        lines[-1] = lines[-1][:-9]
+    path.write_bytes(b"".join(lines))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["line", "value", "deleted", "deleted, and rows after the checkpoint", "cut", "missing"],
+)
+def test_a_run_goes_on_without_the_damaged_lines_of_its_log(damage, whole, tmp_path):
+    directory = tmp_path / "run"
+    interrupted(directory)
+    path = directory / record.METRICS
+    before = RunRecord.load(directory).metrics
+    damage_logs(directory, damage)
+    damaged = path.read_bytes() if path.exists() else None
+    (text,) = resume(directory)
+    assert text.startswith(f"{path} is damaged (")
+    assert "the run goes on with its other lines" in text
+    kept = directory / "metrics.jsonl.damaged"
+    assert (kept.read_bytes() if kept.exists() else None) == damaged
+
+    expected, found = RunRecord.load(whole), RunRecord.load(directory)
+    assert found.result.value == expected.result.value
+    assert state(directory)["progress"]["step"] == 6
+    for name, weight in state(whole)["model"].items():
+        assert torch.equal(weight, state(directory)["model"][name])
+    of_steps = [(row.step, row.kind, row.loss) for row in found.metrics]
+    whole_steps = [(row.step, row.kind, row.loss) for row in expected.metrics]
+    lost = len(before) if damage == "missing" else 1
+    assert len(of_steps) == len(whole_steps) - lost
+    assert of_steps == [row for row in whole_steps if row in of_steps]
+
+
+def test_the_last_validation_is_made_again_where_its_row_was_damaged(whole, tmp_path, monkeypatch):
+    directory = tmp_path / "run"
+    monkeypatch.setattr(Result, "save", lambda self, folder: pytest.fail("killed"))
+    with pytest.raises(pytest.fail.Exception):
+        train(tiny_gpt(**OFTEN), directory)
+    monkeypatch.undo()
+    path = directory / record.METRICS
+    path.write_bytes(path.read_bytes()[:-5])
+    assert len(resume(directory)) == 1
+    expected, found = RunRecord.load(whole), RunRecord.load(directory)
+    assert found.result.value == expected.result.value
+    assert found.result.validation == expected.result.validation
+    assert [row.step for row in found.metrics] == [row.step for row in expected.metrics]
+
+
+def test_a_log_that_no_resume_mends_is_named_before_training(tmp_path, monkeypatch):
+    directory = tmp_path / "run"
+    interrupted(directory, step=2)
+    (directory / "mine.jsonl").write_text("no JSON\n")
+    before = (directory / record.ENVIRONMENT).read_bytes()
+    with pytest.raises(StorageError, match=r"mine\.jsonl, line 1, is not valid JSON"):
+        train(tiny_gpt(**OFTEN), directory, resume=True, observers=[StopAt(3, "failure")])
+    assert (directory / record.ENVIRONMENT).read_bytes() == before

@@ -111,7 +111,6 @@ def test_times_of_soap_are_means_over_the_steps_between_two_decompositions():
     hidden, _ = scheduled.optimizer.parts
     assert cycle_of(config) == hidden.param_groups[0]["precondition_frequency"]
     assert cycle_of(resolve("nanogpt-toy", "peer:torch-muon")) == 1
-    assert cycle_of(resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.keep": 4})) == 4
 
 
 # A CPU without bfloat16 multiplies it slowly.

@@ -144,8 +144,8 @@ ROW = {"step": 3, "kind": "train", "loss": 2.0, "lr": 0.1, "seconds": 1.0}
         ("result.json", "value", "", "a number"),
         ("result.json", "value", True, "a number"),
         ("result.json", "steps", None, "a number"),
-        ("result.json", "status", 0, "text"),
-        ("result.json", "metric", [[]], "text"),
+        ("result.json", "status", 0, "one of finished, diverged, stopped, failed"),
+        ("result.json", "metric", [[]], "one of val_perplexity, test_perplexity, test_accuracy"),
         ("result.json", "extra", [], "an object"),
         ("metrics.jsonl", "step", {}, "a number"),
         ("metrics.jsonl", "loss", "x", "a number"),
@@ -264,5 +264,3 @@ def test_a_log_is_cut_back_to_a_known_length(tmp_path):
     again.write({"step": 3})
     again.close()
     assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 3}\n'
-    with pytest.raises(StorageError, match="was cut or replaced"):
-        JsonLines(tmp_path / "log.jsonl", 1000)

@@ -5,10 +5,10 @@ back from it. Strings go through ``torch.load(weights_only=True)`` and through e
 ``torch.distributed.checkpoint``, which refuse objects.
 
 >>> from polarstep import NewtonSchulz
->>> text = encoded(NewtonSchulz(3))
+>>> text = encoded(NewtonSchulz(3, "quintic"))
 >>> text
 '{"class": "NewtonSchulz", "options": {"steps": 3, "coefficients": "quintic", ...}}'
->>> decoded(text) == NewtonSchulz(3)
+>>> decoded(text) == NewtonSchulz(3, "quintic")
 True
 
 Loading builds only polar maps, finders, sketches and transforms whose classes are defined in this

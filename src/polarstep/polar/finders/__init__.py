@@ -2,7 +2,6 @@
 
 from polarstep.polar.finders.base import Basis, Finder
 from polarstep.polar.finders.fresh import Fresh
-from polarstep.polar.finders.kept import Kept
 from polarstep.polar.finders.warm import Warm
 
-__all__ = ["Basis", "Finder", "Fresh", "Kept", "Warm"]
+__all__ = ["Basis", "Finder", "Fresh", "Warm"]

@@ -88,16 +88,16 @@ class Finder(ABC):
             return width  # a factorization would fill zero columns
         return products.of(device).padded(width, dtype)
 
-    def with_options(self, power: float, orth: Method, keep: int) -> Self:
+    def with_options(self, power: float, orth: Method) -> Self:
         """This finder with the options of the :class:`~polarstep.LowRank` that uses it.
 
         Raises:
             ValueError: if ``LowRank`` has an option that the finder should have, or the other way round.
         """
-        if power != 1 or keep != 1:
+        if power != 1:
             raise ValueError(
-                f"power={power!r}, keep={keep!r} with {self!r}: expected their defaults; "
-                "give options to the finder itself"
+                f"power={power!r} with {self!r}: expected the default, 1; give options to the finder "
+                "itself"
             )
         self._refuse_own(orth=orth)
         return replace(self, orth=orth)

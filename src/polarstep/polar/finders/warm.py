@@ -75,17 +75,12 @@ class Warm(Finder):
             "0.1 is the default, and without noise a direction that was missed once is missed for ever",
         )
 
-    def with_options(self, power: float, orth: Method, keep: int) -> Warm:
-        """This finder with LowRank's power and orth for the first step; ``keep`` must be 1."""
+    def with_options(self, power: float, orth: Method) -> Warm:
+        """This finder with LowRank's power and orth for the first step."""
         if power != int(power):
             raise ValueError(
                 f"power={power!r} with Warm(): expected a whole number, 0, 1, 2, …; its start "
                 "lies on the long side of the matrix, where half powers do not begin"
-            )
-        if keep > 1:
-            raise ValueError(
-                f"keep={keep} with Warm(): expected 1; a warm sketch goes on from the last step's "
-                "factor at every step. Use keep with sketch=Gaussian()"
             )
         self._refuse_own(power=power, orth=orth)
         return replace(self, power=power, orth=orth)

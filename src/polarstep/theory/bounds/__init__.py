@@ -1,62 +1,63 @@
 """Every bound of the paper as a function: for polar maps, noise, momentum, descent and convergence.
 
-Some bounds here are not in the paper: :func:`kept_basis_gamma`, about a basis that is used for several
-steps, :func:`initial_bias_bound`, and all bounds of :mod:`polarstep.theory.bounds.deflated`,
-:mod:`polarstep.theory.bounds.lifted`, :mod:`polarstep.theory.bounds.sketched_rest` and
-:mod:`polarstep.theory.bounds.longest_step`, about maps that keep the rest of their sketch.
+:mod:`~polarstep.theory.bounds.polar_maps` has Propositions 1 and 2 and what a sketch captures,
+:mod:`~polarstep.theory.bounds.convergence` the lemmas and theorems on runs of Muon. All bounds of
+:mod:`~polarstep.theory.bounds.deflated` and :mod:`~polarstep.theory.bounds.scaled_rest`, about maps that
+keep the rest of their sketch, are not in the paper; nor are :func:`missed_directions`,
+:func:`sketched_rest_bound` and :func:`initial_bias_bound`.
 """
 
 from __future__ import annotations
 
-from polarstep.theory.bounds.batch_noise import (
-    PAPER_CONSTANT,
-    batch_noise_bound,
-    hilbert_constant,
-    initial_bias_bound,
-)
 from polarstep.theory.bounds.convergence import (
+    PAPER_CONSTANT,
     Bound,
     Setting,
     Term,
+    batch_noise_bound,
     batch_threshold,
     exact_polar_bound,
+    gaussian_row_bound,
+    hilbert_constant,
     inexact_polar_bound,
+    initial_bias_bound,
+    martingale_bound,
+    momentum_error,
+    momentum_error_bound,
+    noise_weights,
+    one_step_descent_bound,
     rho,
+    scaled_momentum,
     smallest_batch,
+    summed_gradient_bound,
+    summed_momentum_error_bound,
     universal_bound,
 )
 from polarstep.theory.bounds.deflated import (
     certified_deflated_gamma,
-    deflated_nu,
-    expected_deflated_gamma,
-    expected_deflated_nu,
+    expected_lifted_gamma,
     ideal_deflated_gamma,
+    lifted_gamma,
+    lifted_nu,
+    longest_deflated_step,
 )
-from polarstep.theory.bounds.descent import one_step_descent_bound, summed_gradient_bound
-from polarstep.theory.bounds.lifted import expected_lifted_gamma, lifted_gamma, lifted_nu
-from polarstep.theory.bounds.longest_step import longest_deflated_step, subspace_norm_floor
-from polarstep.theory.bounds.martingale import gaussian_row_bound, martingale_bound
-from polarstep.theory.bounds.momentum import (
-    momentum_error,
-    momentum_error_bound,
-    noise_weights,
-    scaled_momentum,
-    summed_momentum_error_bound,
-)
-from polarstep.theory.bounds.polar import (
+from polarstep.theory.bounds.polar_maps import (
+    RestBound,
     SketchBound,
     captured_energy_bound,
     captured_energy_of_sketch,
     covered_by_proposition_1,
-    kept_basis_gamma,
+    missed_directions,
     newton_schulz_gamma,
     power_iterations_needed,
     randomized_polar_bound,
-)
-from polarstep.theory.bounds.sketched_rest import (
-    RestBound,
-    missed_directions,
     sketched_rest_bound,
+)
+from polarstep.theory.bounds.scaled_rest import (
+    deflated_nu,
+    expected_deflated_gamma,
+    expected_deflated_nu,
+    subspace_norm_floor,
 )
 
 __all__ = [
@@ -82,7 +83,6 @@ __all__ = [
     "ideal_deflated_gamma",
     "inexact_polar_bound",
     "initial_bias_bound",
-    "kept_basis_gamma",
     "lifted_gamma",
     "lifted_nu",
     "longest_deflated_step",

@@ -1,48 +1,79 @@
-"""Bounds on γ and ν of maps that keep the rest of their sketch. None of them is in the paper.
+"""Bounds on γ and ν of deflated maps, which keep the rest of their sketch. None of them is in the paper.
 
 Notation as in :mod:`polarstep.polar.deflated`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
-factor of B, R = M − QB, δ > 0, and X₀ = QZ + R/δ. Without steps T = X₀, and with steps T = p(s·X₀) for
-an odd polynomial p, which acts on singular values. Three facts carry everything. QᵀR = 0. Hence
+factor of B, R = M − QB, δ > 0, X₀ = QZ + R/δ and T = p(s·X₀) for an odd polynomial p(x) = x·q(x²), which
+acts on singular values. The inner map is exact. Three facts carry everything. QᵀR = 0. Hence
 
     ⟨M, X₀⟩ = ⟨B, Z⟩ + ⟨R, R/δ⟩ = ‖B‖_* + ‖R‖²_F/δ                                                 (1)
     ‖M‖_* ≤ ‖B‖_* + ‖R‖_*,   so that   ‖M‖_* − ⟨M, X₀⟩ ≤ Σσᵢ(R)(1 − σᵢ(R)/δ)                      (2)
     ‖R‖²_F = ‖M‖²_F − ‖B‖²_F,   rank R ≤ N = d₀ − ℓ                                                (3)
 
-(1), (2) and (3) hold for every δ. Without steps a small ν needs δ ≥ ‖R‖_op, as ‖T‖_op = ‖X₀‖_op. With
-steps it needs s·‖X₀‖_op ≤ 1 alone, as p is made for [0, 1].
+They hold for every δ. A small ν needs s·‖X₀‖_op ≤ 1 alone, as p is made for [0, 1]. A rest that is only
+scaled, T = X₀, has bounds of its own in :mod:`polarstep.theory.bounds.scaled_rest`.
 
-After steps, γ has a closed form where Q spans leading singular vectors. For any other Q the rows of Z
-and R overlap, and X₀ has other singular vectors than M; :mod:`polarstep.theory.bounds.lifted` then
-bounds γ. It also bounds ν after steps.
+γ has a closed form where Q spans leading singular vectors. For any other Q the rows of Z and R overlap,
+so that X₀ has other singular vectors than M. γ has a bound all the same.
+
+Let bᵢ and vᵢ be the singular values and right singular vectors of B, rⱼ and dⱼ those of R, and
+Y = X₀ᵀX₀. QᵀR = 0 gives Y = ZᵀZ + RᵀR/δ², QᵀX₀ = Z and RᵀX₀ = RᵀR/δ. With T = s·X₀·q(s²Y) and
+BᵀZ = (BᵀB)^½ therefore
+
+    ⟨M, T⟩ = ⟨QB, T⟩ + ⟨R, T⟩ = s·Σbᵢ·vᵢᵀq(s²Y)vᵢ + (s/δ)·Σrⱼ²·dⱼᵀq(s²Y)dⱼ.                        (4)
+
+Let q̂ be convex with q̂ ≤ q on [0, s²‖X₀‖²_op]. By Jensen's inequality for the spectral measure of Y at a
+unit vector v, vᵀq(s²Y)v ≥ q̂(s²·vᵀYv), and so
+
+    ⟨M, T⟩ ≥ s·Σbᵢ·q̂(s²(1 + ωᵢ)) + (s/δ)·Σrⱼ²·q̂(s²(rⱼ²/δ² + ζⱼ))                                   (5)
+
+with the overlaps ωᵢ = ‖Rvᵢ‖²/δ² and ζⱼ = ‖Zdⱼ‖². Both are zero where Q spans singular vectors of M.
+:func:`lifted_gamma` is (5) for a given Q, and :func:`expected_lifted_gamma` its mean over Gaussian
+sketches, from the spectrum of M.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from polarstep.polar import coefficients as polynomials_of
 from polarstep.polar.coefficients import Polynomial
+from polarstep.polar.flat_step_scale import (
+    MARGIN_OF_SCALE,
+    TOLERATED_VALUE,
+    norm_floor,
+    tolerant_scale,
+)
+from polarstep.polar.rest_norm import FACTOR, rest_size
+from polarstep.products.start_vectors import SIGNS, norm_products
 from polarstep.theory import checks as check
-from polarstep.theory.bounds.sketched_rest import sketched_rest_bound
+from polarstep.theory.bounds.polar_maps import sketched_rest_bound
+from polarstep.theory.bounds.scaled_rest import DELTA, longest_scaled_step, quantile
 
 __all__ = [
     "certified_deflated_gamma",
-    "deflated_nu",
-    "expected_deflated_gamma",
-    "expected_deflated_nu",
+    "expected_lifted_gamma",
     "ideal_deflated_gamma",
+    "lifted_gamma",
+    "lifted_nu",
+    "longest_deflated_step",
 ]
 
 Polynomials = Sequence[Polynomial]
 
 GRID = 4001
-# What errors say is expected of δ and of s.
-DELTA = "δ > 0, of the size of R's singular values"
+# What errors say is expected of s.
 SCALE = "s > 0, with s·‖X₀‖_op ≤ 1 or little more; take scale=None for 1/‖X₀‖_op"
+# κ, the largest √t − t/√(1 + t). It is at the t with t² = 1 − t.
+KAPPA = ((math.sqrt(5) - 1) / 2) ** 2.5
+# How many a are tried in p(x) ≥ x/√(b + ax²), from 0.01 to 10. Each is valid, and the best is taken.
+SLOPES = 121
+
+
+# γ
 
 
 def ideal_deflated_gamma(
@@ -88,48 +119,6 @@ def ideal_deflated_gamma(
     kept = (tail * _value(polynomials, scale * x)).sum(-1)
     at_head = _value(polynomials, scale * torch.ones_like(largest))
     return 1 - (at_head[..., 0] * head.sum(-1) + kept) / sigma.sum(-1)
-
-
-def expected_deflated_gamma(
-    singular_values: Tensor,
-    s: int,
-    p: int,
-    h: float = 0,
-    delta: Tensor | float | None = None,
-    *,
-    d0: int | None = None,
-) -> Tensor:
-    """A bound on E γ over Gaussian sketches of ℓ = s + p columns, for a rest that is only scaled.
-
-        E γ ≤ (Nδ/‖M‖_*)·ĝ(ε/(Nδ²)),   ε = (1 + s/(p−1)·ϱ_s^{4h})·T_s,   N = d₀ − ℓ
-
-    with T_s and ϱ_s of :mod:`polarstep.theory.bounds.polar`, and ĝ(y) = √y − y up to y = ¼ and ¼ from
-    there on, the least nondecreasing function above √y − y. So the bound is (√(Nε) − ε/δ)/‖M‖_* as long
-    as ε ≤ Nδ²/4.
-
-    Proof. Let yᵢ = σᵢ(R)²/δ². Given Q, (2) and (3) say ‖M‖_* − ⟨M, T⟩ ≤ δΣ(√yᵢ − yᵢ) ≤
-    Nδ·ĝ(‖R‖²_F/(Nδ²)) by Jensen's inequality. ĝ is concave and nondecreasing, so the mean over Q may be
-    taken inside and replaced by an upper bound, and the captured-energy lemma says E‖R‖²_F = ‖M‖²_F −
-    E‖B‖²_F ≤ H_s + T_s − A_{s,h} = ε. ∎
-
-    Assumes an exact inner map, 1 ≤ s < rank(M), p ≥ 2 and ℓ < d₀. Each term of (2) grows with δ, so the
-    bound also holds where δ depends on Q and is at most ``delta`` (``None``: ‖M‖_op).
-    """
-    sigma = check.spectrum(singular_values)
-    s = check.target_rank(s, sigma)
-    d0 = check.short_side(d0, sigma) or sigma.shape[-1]
-    p = check.oversampling(p, s, d0)
-    h = check.power_iterations(h)
-    squares = sigma.square()
-    decay = sigma[..., s] / sigma[..., s - 1]
-    tail = squares[..., s:].sum(-1)
-    energy = torch.minimum((1 + s / (p - 1) * decay ** (4 * h)) * tail, squares.sum(-1))
-    top = sigma[..., 0] if delta is None else check.positive_each("delta", delta, sigma, DELTA)
-    left = d0 - s - p
-    if left == 0:
-        return torch.zeros_like(tail)
-    y = (energy / (left * top.square())).clamp_max(0.25)
-    return (left * top * (y.sqrt() - y) / sigma.sum(-1)).clamp_max(1)
 
 
 def certified_deflated_gamma(
@@ -184,94 +173,304 @@ def certified_deflated_gamma(
     return _over(nuclear - known, nuclear)
 
 
-def deflated_nu(
+def lifted_gamma(
+    M: Tensor,
+    Q: Tensor,
+    polynomials: Polynomials,
+    delta: Tensor | float | None = None,
     *,
-    overlap: float | None = None,
-    too_small: float = 0.0,
-    stretch: float = 1.0,
-    leak: float | None = 0.0,
-) -> float:
-    """A bound on ν = ‖X₀‖_op − 1, for any M, any Q and any ‖Z‖_op ≤ 1.
-
-    Let a = ‖QZ‖, P = R/δ, b = ‖P‖ and c = ‖ZPᵀ‖. Where Q has orthonormal columns QᵀP = 0, so ‖X₀‖ =
-    ‖QZ + P‖ is the norm of Z on top of P, and
-
-        ‖X₀‖²_op = ‖( ZZᵀ  ZPᵀ )‖  ≤ ‖( a²  c )‖  = (a² + b²)/2 + √((a² − b²)²/4 + c²) ≤ max(a², b²) + c.
-                   ‖( PZᵀ  PPᵀ )‖    ‖( c  b² )‖
-
-    c ≤ b is the overlap of the row spaces of head and rest. It is 0 where Q spans singular vectors of M,
-    and with c = ab the bound is √(a² + b²).
-
-    In 16 bits columns of Q are not quite orthonormal. Let q = ‖Q‖ and e = ‖QᵀP‖. For a unit vector v
-
-        ‖X₀v‖² = ‖QZv‖² + ‖Pv‖² + 2⟨Zv, QᵀPv⟩,
-
-    The first two terms are at most the bound above with a ≤ q and qc in place of c, and the last term is
-    at most 2e. As e ≤ qb, ‖X₀‖ ≤ q + b in any case: a rest that consists of the head's rounding errors
-    adds one to ν and no more.
-
-    ``overlap`` is c, and ``None`` stands for the largest possible c. ``too_small`` is the fraction by
-    which δ may be below ‖R‖_op, so that b ≤ 1/(1 − too_small). ``stretch`` is q. ``leak`` is e, and
-    ``None`` stands for the largest possible e.
-
-    >>> [round(nu, 4) for nu in (deflated_nu(), deflated_nu(overlap=0.0), deflated_nu(too_small=0.3))]
-    [0.4142, 0.0, 0.7438]
-    >>> round(deflated_nu(stretch=1.05, leak=0.02), 4), deflated_nu(leak=None)
-    (0.4637, 1.0)
-    """
-    if not 0 <= too_small < 1:
-        raise ValueError(f"too_small={too_small}: expected the part of ‖R‖_op that δ lacks, 0 to 1")
-    if not 1 <= stretch < math.inf:
-        raise ValueError(f"stretch={stretch}: expected ‖Q‖_op, 1 for orthonormal columns, or more")
-    for name, given, words in (
-        ("overlap", overlap, "‖ZRᵀ‖_op/δ, the overlap of the row spaces of head and rest"),
-        ("leak", leak, "‖QᵀR‖_op/δ, 0 for orthonormal columns of Q"),
-    ):
-        if given is not None and not given >= 0:
-            raise ValueError(
-                f"{name}={given}: expected {words}, 0 or more; None for the largest possible"
-            )
-    a, b = stretch, 1 / (1 - too_small)
-    c = a * (b if overlap is None else min(overlap, b))
-    square = (a * a + b * b) / 2 + math.hypot((a * a - b * b) / 2, c)
-    square += 2 * min(math.inf if leak is None else leak, a * b)
-    return max(min(math.sqrt(square), a + b) - 1, 0.0)
-
-
-def expected_deflated_nu(
-    singular_values: Tensor, ell: int, h: float = 0, *, too_small: float = 0.0
+    scale: Tensor | float | None = None,
 ) -> Tensor:
-    """A bound on E ν over Gaussian sketches of ℓ columns, for a rest that is only scaled.
+    """A bound on γ of T = p(s·X₀) for given M and Q: inequality (5), divided by ‖M‖_*.
 
-        E ν ≤ √(b² + b·min(1, √ω/σ_{ℓ+1})) − 1,   b = 1/(1 − too_small),   ω ≥ E‖ZRᵀ‖²_F
+    It holds for every Q with orthonormal columns, every δ > 0 and s > 0. q̂ is the lower convex hull of
+    q on [0, s²‖X₀‖²_op]. Without overlap, and where q is convex, the bound is the γ of
+    :func:`ideal_deflated_gamma`.
 
-    with the ω of :func:`polarstep.theory.bounds.sketched_rest_bound`, which is small where h or a gap in
-    the spectrum brings Q near singular vectors of M, and zero for equal singular values. It is at
-    most the bound of :func:`deflated_nu`, which holds for every Q.
+    It takes four SVDs in float64, for studies and tests. In a running step measuring ⟨M, T⟩ costs less.
+    The bound also shows how much of γ can come from the overlap.
 
-    Proof. For every Q, ‖X₀‖²_op ≤ b² + c with c ≤ b, as in :func:`deflated_nu`. No Q of ℓ columns leaves
-    less than σ_{ℓ+1}, so δ ≥ ‖R‖_op/b ≥ σ_{ℓ+1}/b, and c = ‖ZRᵀ‖_op/δ ≤ b‖ZRᵀ‖_F/σ_{ℓ+1}. The root is
-    concave and nondecreasing in c, so the mean of c may be taken inside, and E‖ZRᵀ‖_F ≤ √ω. ∎
+    >>> M = torch.diag(torch.tensor([10.0, 0.5, 0.4]))
+    >>> Q = torch.tensor([[1.0], [0.0], [0.0]])
+    >>> round(float(lifted_gamma(M, Q, [(1.5, -0.5)], 0.5)), 4)
+    0.0021
 
-    >>> sigma = torch.tensor([100.0] * 3 + [1.0] * 9)
-    >>> [round(float(expected_deflated_nu(sigma, 8, h)), 3) for h in (0, 1, 2)]
-    [0.414, 0.013, 0.0]
+    Args:
+        M: matrices of shape (..., m, n).
+        Q: (..., m, ℓ) with orthonormal columns.
+        polynomials: the steps; p is their composition.
+        delta: δ, by default from :func:`polarstep.polar.rest_norm.rest_size`.
+        scale: s, by default 1/‖X₀‖_op.
     """
+    steps = polynomials_of.validated(polynomials)
+    M, Q = M.detach().to(torch.float64), Q.detach().to(torch.float64)
+    _check_basis(M, Q)
+    sigma = check.spectrum(torch.linalg.svdvals(M))
+    B = Q.mT @ M
+    R = M - Q @ B
+    U, b, V = torch.linalg.svd(B, full_matrices=False)
+    r, D = torch.linalg.svd(R, full_matrices=False)[1:]
+    Z = U @ V
+    if delta is None:
+        eps = torch.finfo(torch.float64).eps
+        left, factor, floor = rest_size(min(M.shape[-2:]), Q.shape[-1], eps)
+        energy = torch.maximum(r.square().sum(-1), floor * sigma.square().sum(-1))
+        divisor = factor * (energy / left).sqrt()
+    else:
+        divisor = check.positive_each("delta", delta, sigma, DELTA).expand(M.shape[:-2])
+    norm = torch.linalg.matrix_norm(Q @ Z + R / divisor[..., None, None], 2)
+    s = 1 / norm if scale is None else check.positive_each("scale", scale, sigma, SCALE)
+    s = s.expand(norm.shape)
+    size = divisor[..., None]
+    at_head = 1 + (R @ V.mT).square().sum(-2) / size.square()
+    at_rest = (r / size).square() + (Z @ D.mT).square().sum(-2)
+    at = s[..., None].square() * torch.cat([at_head, at_rest], -1)
+    q = torch.stack(
+        [
+            _convex_part(steps, points, float(reach))
+            for points, reach in zip(
+                at.reshape(-1, at.shape[-1]), (s * norm).flatten(), strict=True
+            )
+        ]
+    ).reshape(at.shape)
+    kept = (torch.cat([b, r.square() / size], -1) * q).sum(-1)
+    return 1 - s * kept / sigma.sum(-1)
+
+
+def expected_lifted_gamma(
+    singular_values: Tensor,
+    ell: int,
+    polynomials: Polynomials,
+    h: float = 0,
+    *,
+    factor: float = FACTOR,
+    reach: tuple[float, float] | None = None,
+) -> Tensor:
+    """A bound on E γ over Gaussian sketches of ℓ columns, for T = p(s·X₀) and δ = factor·‖R‖_F/√N.
+
+    Let a, b > 0 with p(x) ≥ x/√(b + ax²) for 0 < x ≤ t₁, and t₀ ≤ s‖X₀‖_op ≤ t₁. With β = b/t₀², f the
+    factor, S_h and S_t the sums of the ℓ largest and of the other σᵢ, N = d₀ − ℓ, δ₀ = f·√(T_ℓ/N), the
+    symbols ε, v, O and J for ``energy``, ``squared_norm``, ``weighted_overlap`` and ``shared_rows`` of
+    :func:`sketched_rest_bound`, and κ = max_t(√t − t/√(1 + t)) = 0.3003,
+
+        E⟨M, T⟩ ≥ S_h/√z + S_t/√a − (κ/a)·√(f²(Nβε + aJ) + N²βv)
+        z = a + β + (βv + aO/S_h)/δ₀²
+
+    and γ = 1 − ⟨M, T⟩/‖M‖_*. The first two terms would be ‖M‖_* for a p that is one everywhere; βv and O
+    are what the head loses, and the root is what the rest loses at most, however its singular values are
+    spread. The best a of a grid is taken, each with its least b.
+
+    Proof. As QᵀR = 0, ‖X₀‖²_op ≤ u = 1 + r₁²/δ². So s·q(s²y) ≥ (b/s² + ay)^{−½} ≥ (βu + ay)^{−½}, a
+    convex function of y, and Jensen's inequality as in (5) says
+
+        ⟨M, T⟩ ≥ Σbᵢzᵢ^{−½} + Σ(rⱼ²/δ)(a·rⱼ²/δ² + Dⱼ)^{−½},   zᵢ = βu + a(1 + ωᵢ),   Dⱼ = βu + aζⱼ.
+
+    *Head.* A tangent of z^{−½} is below it: Σbᵢzᵢ^{−½} ≥ (3/2)z^{−½}Σbᵢ − ½z^{−3/2}Σbᵢzᵢ for every z.
+    With Σbᵢ ≤ S_h in the term with r₁ this is at least
+
+        c‖B‖_* − ½z^{−3/2}(βS_h·r₁² + aΣbᵢ‖Rvᵢ‖²)/δ²,   c = (3/2)z^{−½} − ½z^{−3/2}(a + β).
+
+    *Rest.* For x = rⱼ²/δ², √x − x/√(x + D/a) ≤ κ√(D/a). So the second sum is at least ‖R‖_*/√a −
+    (κδ/a)Σ√Dⱼ, where (δΣ√Dⱼ)² ≤ δ²NΣDⱼ = f²‖R‖²_F(Nβ + aΣζⱼ) + N²βr₁².
+
+    *Together.* 0 ≤ c ≤ (a + β)^{−½} ≤ a^{−½} for z ≥ a + β, ‖B‖_* ≥ ‖M‖_* − ‖R‖_*, and ‖R‖_* ≥ S_t as
+    rⱼ ≥ σ_{j+ℓ}. Hence c‖B‖_* + ‖R‖_*/√a ≥ cS_h + S_t/√a. δ ≥ δ₀ by Eckart–Young, and the root is
+    concave, so every mean may be replaced by its bound. With the z above, the terms with S_h add up to
+    S_h·z^{−½}. ∎
+
+    The bound of one also holds: p > 0 makes each term of (4) at least 0. Assumes an exact inner map,
+    p > 0 on (0, t₁], 1 ≤ ℓ < rank(M), and a rest above the rounding floor of
+    :func:`polarstep.polar.rest_norm.rest_size`.
+
+    >>> spectrum, flat = 1 / torch.arange(1.0, 97.0), polynomials_of.resolve("flat", 1)
+    >>> [round(float(expected_lifted_gamma(spectrum, 16, flat, h)), 2) for h in (0, 1, 2)]
+    [0.68, 0.35, 0.31]
+
+    Args:
+        singular_values: all d₀ = min(m, n) of M, zeros included.
+        ell: ℓ, the number of columns of the sketch.
+        polynomials: the steps; p is their composition.
+        h: power iterations.
+        factor: δ in units of the root mean square of R's singular values.
+        reach: (t₀, t₁), by default as in :class:`polarstep.Deflated`.
+    """
+    steps = polynomials_of.validated(polynomials)
     sigma = check.spectrum(singular_values)
-    shared = sketched_rest_bound(sigma, ell, h).overlap
-    b = 1 + deflated_nu(overlap=0.0, too_small=too_small)
-    least = sigma[..., check.sketch_width(ell, sigma)]
-    c = b * (shared.sqrt() / least).clamp_max(1)
-    return ((b * b + c).sqrt() - 1).clamp_max(deflated_nu(too_small=too_small))
+    ell = check.sketch_width(ell, sigma)
+    f = check.positive("factor", factor)
+    if reach is None:
+        tolerant = tolerant_scale(steps)
+        reach = tolerant / MARGIN_OF_SCALE, tolerant * TOLERATED_VALUE
+    low, high = reach
+    if not 0 < low <= high:
+        raise ValueError(
+            f"reach={reach}: expected 0 < t₀ ≤ t₁ with t₀ ≤ s·‖X₀‖_op ≤ t₁; (1, 1) for s = 1/‖X₀‖_op"
+        )
+    a, b = (x.to(sigma.device) for x in _floors(steps, high))
+    beta = b / low**2
+    rest = sketched_rest_bound(sigma, ell, h)
+    left = sigma.shape[-1] - ell
+    head, tail = sigma[..., :ell].sum(-1)[..., None], sigma[..., ell:].sum(-1)[..., None]
+    smallest = (f * f * sigma[..., ell:].square().sum(-1) / left)[..., None]  # δ₀²
+    energy, norm, weighted, shared = (
+        x[..., None]
+        for x in (rest.energy, rest.squared_norm, rest.weighted_overlap, rest.shared_rows)
+    )
+    z = a + beta + (beta * norm + a * weighted / head) / smallest
+    lost = (f * f * (left * beta * energy + a * shared) + left**2 * beta * norm).sqrt()
+    kept = head / z.sqrt() + tail / a.sqrt() - KAPPA / a * lost
+    return (1 - kept.amax(-1) / sigma.sum(-1)).clamp_max(1)
+
+
+# ν
+
+
+def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
+    """A bound on ν = ‖p(s·X₀)‖_op − 1 for any X₀ and s with s·‖X₀‖_op ≤ ``reach``.
+
+    It is max |p(x)| − 1 over 0 ≤ x ≤ reach, whatever δ, M, Q and Z are. A deflated map measures s, and
+    :mod:`polarstep.polar.flat_step_scale` derives reach ≤ 1.17 for it.
+
+    >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
+    (0.0, 0.202)
+    """
+    if not 0 < reach < math.inf:
+        raise ValueError(
+            f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.17"
+        )
+    x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
+    value = _value(polynomials, x)
+    # A peak between two points of the grid may exceed both by an eighth of a second difference.
+    between = float(value.diff(n=2).abs().max()) / 8 if polynomials else 0.0
+    return max(float(value.abs().max()) + between - 1, 0.0)
+
+
+def longest_deflated_step(
+    m: int, n: int, polynomials: Polynomials = (), *, unseen: float = 0.01
+) -> float:
+    """A bound on ‖T‖_op of a deflated map of m×n matrices, for all leading directions but a share.
+
+    ``polynomials`` are those of the steps on the rest, and none for a rest that is only scaled.
+    ``unseen`` is the share of directions for which the bound may be exceeded. It holds for any spectrum.
+    The worst is a single direction above a flat rest: all other singular values of X₀ are some two
+    thirds of the first. Without steps the bound is that of ``longest_scaled_step`` in
+    :mod:`polarstep.theory.bounds.scaled_rest`.
+
+    s comes from 16 random start vectors of length m (:mod:`polarstep.polar.flat_step_scale`). The bound
+    depends on κ, the part of the leading direction that the best of them holds, for a direction that is
+    independent of their entries. So κm is the largest of 16 squares of normal numbers, and κ ≥ q/m for
+    all but a share P(χ²₁ ≤ q)¹⁶ of directions.
+
+    >>> from polarstep.polar.coefficients import resolve
+    >>> [round(longest_deflated_step(768, 3072, p), 1) for p in ((), resolve("flat", 1))]
+    [4.8, 2.4]
+    """
+    for name, side in (("m", m), ("n", n)):
+        check.whole(name, side, 1, "a whole number of rows or columns, 1 or more")
+    check.share(
+        "unseen",
+        unseen,
+        "a share of directions between 0 and 1, as 0.01; no bound holds for all directions",
+    )
+    short, long = sorted((m, n))
+    if not polynomials:
+        return longest_scaled_step(short, long, unseen)
+    best = quantile(1, unseen ** (1 / SIGNS))
+    scale = tolerant_scale(tuple(polynomials)) / MARGIN_OF_SCALE
+    reach = scale / norm_floor(min(1.0, best / short), norm_products(short))
+    return 1 + lifted_nu(polynomials, reach)
+
+
+# The polynomial: its value, its slope q, a simple bound below it, and a convex one
 
 
 def _value(polynomials: Polynomials, x: Tensor) -> Tensor:
+    """p(x), and x itself without steps."""
     return polynomials_of.evaluate(polynomials, x) if polynomials else x
 
 
-def _over(lost: Tensor, whole: Tensor) -> Tensor:
-    """lost/whole, 0 for a zero matrix, which has nothing to lose, and NaN for one that is not finite."""
-    return torch.where(whole == 0, 0.0, lost / torch.where(whole == 0, 1.0, whole)).clamp_max(1)
+def _slope(steps: Polynomials, y: Tensor) -> Tensor:
+    """q(y) = p(√y)/√y."""
+    x = y.sqrt()
+    at_zero = math.prod(polynomial[0] for polynomial in steps)
+    value = polynomials_of.evaluate(steps, x)
+    return torch.where(x > 0, value / torch.where(x > 0, x, 1), at_zero)
+
+
+def _floors(steps: Polynomials, reach: float) -> tuple[Tensor, Tensor]:
+    """Slopes a, and for each the least b with p(x) ≥ x/√(b + ax²) on [0, reach]."""
+    y = _grid(reach)
+    q = _slope(steps, y)
+    if not bool((q > 0).all()):
+        x = float(y[(q <= 0).nonzero()[0, 0]].sqrt())
+        raise ValueError(
+            f"p({x:.3g}) ≤ 0 for these polynomials: expected p > 0 up to s·‖X₀‖_op = {reach:g}; take a "
+            "smaller reach, and a scale that keeps to it"
+        )
+    a = torch.logspace(-2, 1, SLOPES, dtype=torch.float64, device="cpu")
+    needed = -_below(lambda at: -_slope(steps, at).square().reciprocal(), y)
+    return a, (needed - a[:, None] * y).amax(-1)
+
+
+def _convex_part(steps: tuple[Polynomial, ...], at: Tensor, reach: float) -> Tensor:
+    """The lower convex hull of q on [0, reach²], at points there."""
+    # Rounded up, so that matrices with the same reach but for rounding share a hull.
+    knots, values = _hull(steps, math.ceil(reach * 2**32) / 2**32).to(at.device)
+    right = torch.searchsorted(knots, at).clamp(1, len(knots) - 1)
+    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
+    return torch.lerp(values[right - 1], values[right], part.clamp(0, 1))
+
+
+@lru_cache(maxsize=64)
+def _hull(steps: tuple[Polynomial, ...], reach: float) -> Tensor:
+    """The corners of the lower convex hull of q on [0, reach²]: a row of y, and a row of values."""
+    y = _grid(reach)
+    lowered = _below(lambda at: _slope(steps, at), y)
+    hull: list[tuple[float, float]] = []
+    for point in zip(y.tolist(), lowered.tolist(), strict=True):
+        while len(hull) > 1 and _is_above(hull[-1], hull[-2], point):
+            hull.pop()
+        hull.append(point)
+    return torch.tensor(hull, dtype=torch.float64, device="cpu").T.contiguous()
+
+
+def _grid(reach: float) -> Tensor:
+    """y = x² for equally spaced x: p is steepest at zero."""
+    return torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu").square()
+
+
+def _below(function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
+    """Values at y, lowered so far that the lines between them are below the function.
+
+    A smooth function is farthest from such a line near its middle; twice the distance there is taken.
+    """
+    value = function(y)
+    line = (value[1:] + value[:-1]) / 2
+    room = 2 * (line - function((y[1:] + y[:-1]) / 2)).clamp_min(0)
+    none = room.new_zeros(1)
+    return value - torch.maximum(torch.cat([room, none]), torch.cat([none, room]))
+
+
+def _is_above(
+    middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]
+) -> bool:
+    """Whether the middle point lies on the line between the others, or above it."""
+    rise = (middle[1] - left[1]) * (right[0] - left[0])
+    return rise >= (right[1] - left[1]) * (middle[0] - left[0])
+
+
+def _check_basis(M: Tensor, Q: Tensor) -> None:
+    if M.shape[:-1] != Q.shape[:-1]:
+        raise ValueError(
+            f"Q has shape {tuple(Q.shape)} and M {tuple(M.shape)}: expected (..., m, ℓ) for an M of "
+            "shape (..., m, n)"
+        )
+    error = Q.mT @ Q - torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
+    if not float(error.abs().max()) < 1e-6:
+        raise ValueError(
+            f"QᵀQ is {float(error.abs().max()):.1g} from I: expected orthonormal columns, as of "
+            "torch.linalg.qr(Q).Q"
+        )
 
 
 def _check_within_one(reach: Tensor) -> None:
@@ -280,3 +479,8 @@ def _check_within_one(reach: Tensor) -> None:
             f"s·‖X₀‖_op = {float(reach.max()):g}: expected at most 1, as the polynomials are made for "
             "[0, 1]; take scale=None for 1/‖X₀‖_op, or without polynomials delta=None for ‖R‖_op"
         )
+
+
+def _over(lost: Tensor, whole: Tensor) -> Tensor:
+    """lost/whole, 0 for a zero matrix, which has nothing to lose, and NaN for one that is not finite."""
+    return torch.where(whole == 0, 0.0, lost / torch.where(whole == 0, 1.0, whole)).clamp_max(1)

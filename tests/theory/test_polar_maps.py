@@ -1,3 +1,5 @@
+"""Propositions 1 and 2, the captured-energy lemma and what a sketch leaves out, against the maps."""
+
 from __future__ import annotations
 
 import itertools
@@ -5,24 +7,31 @@ import math
 
 import pytest
 import torch
-from tests.solvers import factored
-from tests.theory.spectra import random_spectra, with_spectrum
+from tests.theory.matrices import (
+    COLS,
+    OVER,
+    ROWS,
+    basis,
+    below,
+    parts,
+    random_spectra,
+    sketched_basis,
+    with_spectrum,
+)
 
 from polarstep import certify, rng
-from polarstep.polar import Carry, Draw, Exact, LowRank, NewtonSchulz
+from polarstep.polar import Carry, Draw, LowRank, NewtonSchulz
 from polarstep.sketch import Gaussian, Kaczmarz
 from polarstep.theory import bounds
 
-M_ROWS, N_COLS = 20, 28
-
 
 @pytest.mark.parametrize("coefficients", ["cubic", "quintic"])
-@pytest.mark.parametrize("steps", [0, 1, 5])
+@pytest.mark.parametrize("steps", [1, 5])
 def test_newton_schulz_gamma_is_what_the_map_gives(coefficients, steps):
     sigma = random_spectra(12, 10)
     M = with_spectrum(sigma, 12, 10)
     norm = torch.linalg.matrix_norm(M)
-    T = NewtonSchulz(steps, coefficients)(M)
+    T = NewtonSchulz(steps, coefficients)(M) if steps else M / norm[:, None, None]
     measured = 1 - (M * T).sum((-2, -1)) / sigma.sum(-1)
     expected = bounds.newton_schulz_gamma(sigma, steps, norm, coefficients)
     torch.testing.assert_close(measured, expected, atol=1e-10, rtol=0)
@@ -68,15 +77,17 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
 
     With q = 0 steps and δ = 1 the alignment is the captured energy itself.
     """
-    sigma = random_spectra(16, M_ROWS)
-    M = with_spectrum(sigma, M_ROWS, N_COLS)
+    sigma = random_spectra(16, ROWS)
+    M = with_spectrum(sigma, ROWS, COLS)
     draws, checked, informative = 24, 0, 0
     for s, p, h in CASES:
-        bound = bounds.randomized_polar_bound(sigma, s, p, h, delta=1.0, d0=M_ROWS)
+        bound = bounds.randomized_polar_bound(sigma, s, p, h, delta=1.0, d0=ROWS)
         energy, alignment = [], []
         for draw in range(draws):
             g = rng.generator("case", s, p, str(h), draw)
-            polar = LowRank(s, p, h, inner=NewtonSchulz(2, delta=1.0), always_sketch=True)
+            polar = LowRank(
+                s, p, h, inner=NewtonSchulz(2, "quintic", delta=1.0), always_sketch=True
+            )
             numbers = polar.draw(*M.shape[-2:], g, M.dtype)
             Q = polar.finder.basis(M, polar.width, Carry(), Draw(numbers)).Q
             energy.append(torch.linalg.matrix_norm(Q.mT @ M).square())
@@ -98,7 +109,7 @@ def test_alignment_bound_can_be_nearly_attained():
     """At a spectral gap of 1e-6 the bound with q = 0 is sharp."""
     sigma = torch.cat([torch.ones(4), torch.full((8,), 1e-6)]).double()[None]
     M = with_spectrum(sigma, 12, 14)
-    T = LowRank(4, 4, 1, inner=NewtonSchulz(0, delta=1.0), always_sketch=True)(M)
+    T = LowRank(4, 4, 1, inner=NewtonSchulz(1, ((1.0, 0.0),), delta=1.0), always_sketch=True)(M)
     bound = bounds.randomized_polar_bound(sigma, 4, 4, 1, delta=1.0)
     assert float(bound.alignment) == pytest.approx(float((M * T).sum()), rel=1e-9)
     assert float(bound.gamma) < 1e-5
@@ -166,16 +177,6 @@ def test_theta_is_a_fraction_and_more_power_never_hurts():
         previous = bound.theta
 
 
-def test_the_papers_cost_example_is_about_forty_fold():
-    """(d, ℓ, q, h) = (4096, 256, 5, 1); the paper's count leaves the QR out."""
-    d, ell, q, h = 4096, 256, 5, 1
-    full = NewtonSchulz(q, form="plain").flops(d, d)
-    formula = (4 * h + 6) * d * d * ell + q * (4 * d * ell**2 + 2 * ell**3)
-    assert 38 < full / formula < 44
-    ours = LowRank(ell - 10, 10, h, inner=NewtonSchulz(q, form="plain")).flops(d, d)
-    assert 38 < full / ours < 44
-
-
 FLAT = torch.ones(8, dtype=torch.float64)
 
 
@@ -195,6 +196,9 @@ FLAT = torch.ones(8, dtype=torch.float64)
         (lambda: bounds.randomized_polar_bound(FLAT, 2, 2, 1, delta=0.9), r"below ‖M‖_op = 1"),
         (lambda: bounds.power_iterations_needed(FLAT, 2, 2), "no spectral gap.*p ≥ 8"),
         (lambda: bounds.captured_energy_of_sketch(torch.eye(4), torch.zeros(4, 3), 2), "full row"),
+        (lambda: bounds.missed_directions(FLAT, 8), "1 ≤ ℓ < 8 = rank.*no rest"),
+        (lambda: bounds.sketched_rest_bound(FLAT, 0), "ell=0: expected a whole number"),
+        (lambda: bounds.missed_directions(FLAT, 3, 0.3), "power iterations"),
     ],
 )
 def test_errors_name_the_assumption_and_the_remedy(call, words):
@@ -206,40 +210,6 @@ def test_the_remedy_for_h_works():
     with pytest.raises(ValueError, match="p ≥ 8"):
         bounds.power_iterations_needed(FLAT, 2, 7)
     assert bounds.power_iterations_needed(FLAT, 2, 8) == 0
-
-
-@pytest.mark.parametrize("drift", [0.0, 0.003, 0.03, 0.3, 3.0])
-def test_a_kept_basis_loses_no_more_than_its_bound(drift):
-    before = with_spectrum(random_spectra(64, M_ROWS), M_ROWS, N_COLS)
-    generator = torch.Generator().manual_seed(1)
-    change = torch.randn(before.shape, generator=generator, dtype=torch.float64)
-    size = drift * torch.linalg.svdvals(before).sum(-1) / torch.linalg.svdvals(change).sum(-1)
-    change *= size[:, None, None]
-    after = before + change
-    polar = LowRank(4, 2, power=0, inner=Exact(), always_sketch=True, keep=2)
-    T, factors = factored(polar, before, rng.generator("kept"))
-    gamma = certify(before, T).gamma
-    step, _ = polar.step(after, Carry(kept=factors.Q.mT), Draw())
-    T = step.dense
-    found = certify(after, T)
-    nuclear = torch.linalg.svdvals(after).sum(-1)
-    moved = torch.linalg.svdvals(change).sum(-1) / nuclear
-    bound = bounds.kept_basis_gamma(gamma, moved)
-    assert (found.gamma <= bound + 1e-10).all()
-    assert (found.nu <= 1e-10).all()
-    if drift <= 0.03:
-        assert (bound < 1).all()  # not vacuous
-    if drift == 0:
-        torch.testing.assert_close(found.gamma, bound)
-
-
-@pytest.mark.parametrize(
-    ("gamma", "drift", "message"),
-    [(1.2, 0.1, "0 ≤ γ ≤ 1"), (0.1, -0.1, "≥ 0"), (math.nan, 0.1, "0 ≤ γ"), (0.1, math.nan, "≥ 0")],
-)
-def test_a_kept_basis_of_no_such_gamma(gamma, drift, message):
-    with pytest.raises(ValueError, match=message):
-        bounds.kept_basis_gamma(gamma, drift)
 
 
 def test_the_two_polynomials_of_the_propositions_are_covered_and_no_other_set_is():
@@ -286,3 +256,141 @@ def test_a_short_side_below_the_rank_is_refused(bound):
         bound(sigma, 3, 2, d0=5)
     with pytest.raises(ValueError, match="complex"):
         bound(sigma + 1j, 3, 2)
+
+
+# What a Gaussian sketch leaves out
+
+
+@pytest.mark.parametrize("h", [0, 0.5, 1, 2])
+@pytest.mark.parametrize("ell", [3, 8])
+def test_a_sketch_misses_no_more_than_the_bounds_say(ell, h):
+    M = with_spectrum(OVER, ROWS, COLS)
+    U = torch.linalg.svd(M, full_matrices=False).U
+    missed, rest = [], {name: [] for name in bounds.RestBound.__dataclass_fields__}
+    for draw in range(100):
+        Q = sketched_basis(M, ell, h, "missed", ell, h, draw)
+        missed.append(1 - (Q.mT @ U).square().sum(-2))
+        B, Z, R = parts(M, Q)
+        b, V = torch.linalg.svd(B, full_matrices=False)[1:]
+        r, rows = torch.linalg.svd(R, full_matrices=False)[1:]
+        overlaps = (R @ V.mT).square().sum(-2)
+        shared = (Z @ rows[:, : ROWS - ell].mT).square().sum((-2, -1))
+        rest["energy"].append(r.square().sum(-1))
+        rest["squared_norm"].append(r[:, 0].square())
+        rest["coupling"].append((R @ B.mT).square().sum((-2, -1)))
+        rest["overlap"].append(overlaps.sum(-1))
+        rest["weighted_overlap"].append((b * overlaps).sum(-1))
+        rest["shared_rows"].append(r.square().sum(-1) * shared)
+    bound = bounds.missed_directions(OVER, ell, h)
+    found = torch.stack(missed)
+    assert below(found, bound)
+    if ell == 8 and h <= 1:  # two leading directions above a flat rest
+        assert (found.mean(0)[12, :2] > 0.5 * bound[12, :2]).all()
+    for name, values in rest.items():
+        limit = getattr(bounds.sketched_rest_bound(OVER, ell, h), name)
+        assert below(torch.stack(values), limit), name
+
+
+@pytest.mark.parametrize("kind", ["leading", "trailing", "between", "sketch", "random"])
+def test_each_step_to_the_bounds_on_the_rest_holds_for_every_basis(kind):
+    M = with_spectrum(OVER, ROWS, COLS)
+    U = torch.linalg.svd(M, full_matrices=False).U
+    squares = OVER.square()
+    for ell in (2, 7):
+        Q = basis(M, kind, ell)
+        B, Z, R = parts(M, Q)
+        t = 1 - (Q.mT @ U).square().sum(-2)
+        b, V = torch.linalg.svd(B, full_matrices=False)[1:]
+        r, rows = torch.linalg.svd(R, full_matrices=False)[1:]
+        overlaps, energy = (R @ V.mT).square().sum(-2), r.square().sum(-1)
+        W, C = overlaps.sum(-1), (R @ B.mT).square().sum((-2, -1))
+        weighted, top = (b * overlaps).sum(-1), r[:, 0].square()
+        shared = (Z @ rows[:, : ROWS - ell].mT).square().sum((-2, -1))
+        torch.testing.assert_close(t.sum(-1), torch.full_like(energy, ROWS - ell))
+        torch.testing.assert_close((squares * t).sum(-1), energy)
+        limits = [
+            (top, energy - squares[:, ell + 1 :].sum(-1)),
+            (W, ell * top),
+            (W, energy - squares[:, 2 * ell :].sum(-1)),
+            (W, C / squares[:, -1]),
+            (weighted, (C * W).sqrt()),
+            (weighted, top * OVER[:, :ell].sum(-1)),
+            (weighted, (OVER**3 * t).sum(-1)),
+            (shared, torch.full_like(W, ell)),
+            (shared, W / squares[:, -1]),
+            (energy, squares[:, : ROWS - ell].sum(-1)),
+        ]
+        for c in squares.T[:, :, None]:
+            shifted = (squares - c).square()
+            limits += [
+                (top, c[:, 0] + ((squares - c).clamp_min(0) * t).sum(-1)),
+                (C, (shifted * t).sum(-1)),
+                (C, shifted.topk(ell).values.sum(-1)),
+            ]
+        for number, (found, limit) in enumerate(limits):
+            assert (found <= limit + 1e-9).all(), number
+
+
+@pytest.mark.parametrize(("ell", "h"), [(2, 0), (5, 0), (7, 0.5), (7, 1), (12, 2)])
+def test_the_bounds_on_the_rest_are_their_closed_forms(ell, h):
+    left = ROWS - ell
+    for spectrum in OVER[[0, 1, 3, 13, 14, 15]]:
+        sigma = spectrum.tolist()
+        missed = [1.0] * ROWS
+        for k in range(1, ell - 1):
+            for i in range(k):
+                f = sum((x / sigma[i]) ** (4 * h + 2) for x in sigma[k:]) / (ell - k - 1)
+                missed[i] = min(missed[i], f / (1 + f))
+        found = bounds.missed_directions(spectrum, ell, h)
+        torch.testing.assert_close(found, torch.tensor(missed).double(), rtol=1e-6, atol=1e-12)
+
+        def most(weights, missed=missed):
+            total, room = 0.0, float(left)
+            for weight, part in sorted(zip(weights, missed, strict=True), reverse=True):
+                total, room = total + weight * min(part, room), room - min(part, room)
+            return total
+
+        def tail(k, sigma=sigma):
+            return sum(x * x for x in sigma[k:])
+
+        squares = [x * x for x in sigma]
+        energy = most(squares)
+        norm = energy - tail(ell + 1)
+        coupling = math.inf
+        for c in squares:
+            parts_above = (max(y - c, 0) * t for y, t in zip(squares, missed, strict=True))
+            norm = min(norm, c + sum(parts_above))
+            shifted = [(y - c) ** 2 for y in squares]
+            coupling = min(coupling, most(shifted), sum(sorted(shifted)[-ell:]))
+        overlap = min(ell * norm, energy - tail(2 * ell), coupling / squares[-1])
+        weighted = min(
+            math.sqrt(coupling * overlap), norm * sum(sigma[:ell]), most([x**3 for x in sigma])
+        )
+        shared = min(ell * energy, sum(squares[:left]) * coupling / squares[-1] ** 2)
+        rest = bounds.sketched_rest_bound(spectrum, ell, h)
+        for name, value in {
+            "energy": energy,
+            "squared_norm": norm,
+            "coupling": coupling,
+            "overlap": overlap,
+            "weighted_overlap": weighted,
+            "shared_rows": shared,
+        }.items():
+            assert float(getattr(rest, name)) == pytest.approx(value, rel=1e-6, abs=1e-12), name
+
+
+def test_the_rest_of_a_flat_spectrum_is_known():
+    found = bounds.sketched_rest_bound(3 * torch.ones(20), 6)
+    assert float(found.energy) == pytest.approx(9 * 14)
+    assert float(found.squared_norm) == pytest.approx(9)
+    for each in (found.coupling, found.overlap, found.weighted_overlap, found.shared_rows):
+        assert float(each) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("h", [0, 0.5, 1, 2])
+def test_the_energy_is_never_above_that_of_the_captured_energy_lemma(h):
+    whole = OVER.square().sum(-1)
+    energy = bounds.sketched_rest_bound(OVER, 9, h).energy
+    for s in range(1, 8):
+        lemma = whole - bounds.randomized_polar_bound(OVER, s, 9 - s, h).A
+        assert (energy <= lemma * (1 + 1e-12)).all()

@@ -1,4 +1,4 @@
-"""The bounds on γ and ν of a sketch whose rest is lifted, against what such maps do."""
+"""The bounds of a map that lifts the rest of its sketch, against what such maps do."""
 
 from __future__ import annotations
 
@@ -6,26 +6,37 @@ import math
 
 import pytest
 import torch
-from tests.theory.sketches import STEPS, sketched_basis
-from tests.theory.spectra import random_spectra, with_spectrum
+from tests.spectra import operator_norm
+from tests.theory.matrices import (
+    COLS,
+    OVER,
+    ROWS,
+    STEPS,
+    alignment,
+    any_positive,
+    basis,
+    below,
+    flattened,
+    parts,
+    random_spectra,
+    sketched,
+    sketched_basis,
+    with_spectrum,
+)
 
 import polarstep as ps
 from polarstep import Exact, certify, rng
 from polarstep.polar.coefficients import evaluate, resolve
-from polarstep.polar.flat_step_scale import tolerant_scale
-from polarstep.polar.rest_norm import FACTOR
+from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, norm_floor, tolerant_scale
+from polarstep.polar.rest_norm import FACTOR, rest_norm
+from polarstep.products.start_vectors import norm_products
 from polarstep.theory import bounds
-from polarstep.theory.bounds import lifted as lifted_bounds
+from polarstep.theory.bounds import deflated
 
-ROWS, COLS = 20, 28
 SETS = STEPS | {"polar-express": resolve("polar-express", 5)}
+
+over_steps = pytest.mark.parametrize("polynomials", STEPS.values(), ids=STEPS.keys())
 over_sets = pytest.mark.parametrize("polynomials", SETS.values(), ids=SETS.keys())
-
-
-def parts(M, Q):
-    """B, its polar factor Z, and R."""
-    B = Q.mT @ M
-    return B, Exact()(B), M - Q @ B
 
 
 def size(R, ell, factor=FACTOR):
@@ -45,27 +56,155 @@ def lost(M, T):
     return 1 - (M * T).sum((-2, -1)) / torch.linalg.svdvals(M).sum(-1)
 
 
-def basis(M, kind, ell):
-    """An orthonormal Q: some have rows of head and rest overlap as much as they can."""
-    U = torch.linalg.svd(M).U
-    if kind == "leading":
-        return U[..., :ell]
-    if kind == "trailing":
-        return U[..., -ell:]
-    if kind == "between":  # half a leading direction each, and half a trailing one
-        return (U[..., :ell] + U[..., -ell:].flip(-1)) / math.sqrt(2)
-    if kind == "sketch":
-        return sketched_basis(M, ell, 0, "basis", ell)
-    random = torch.randn(M.shape[0], M.shape[1], ell, generator=rng.generator("random", ell))
-    return torch.linalg.qr(random.double()).Q
+def lifted(X, polynomials):
+    """p on the singular values."""
+    U, sigma, Vh = torch.linalg.svd(X, full_matrices=False)
+    return (U * evaluate(polynomials, sigma)[..., None, :]) @ Vh
 
 
-def any_positive(count, *key):
-    """Factors from 0.1 to 10, for a δ that no bound may depend on."""
-    return 10 ** (2 * torch.rand(count, generator=rng.generator("any", *key)).double() - 1)
+# An ideal basis
 
 
-# For a given Q
+@pytest.mark.parametrize("ell", [1, 5])
+@pytest.mark.parametrize("name", ["none", *STEPS])
+def test_gamma_of_an_ideal_basis_is_what_the_map_gives(name, ell):
+    sigma = random_spectra(12, ROWS)
+    M = with_spectrum(sigma, ROWS, COLS)
+    Q = torch.linalg.svd(M).U[..., :ell]
+    B = Q.mT @ M
+    Z = Exact()(B)
+    if name == "none":
+        delta = 1.1 * sigma[:, ell]
+        T = flattened(M, Q, B, Z, delta)
+        expected = bounds.ideal_deflated_gamma(sigma, ell, delta)
+    else:  # δ may be anything, also far below ‖R‖_op
+        delta = any_positive(12, ell) * sigma[:, ell]
+        X = flattened(M, Q, B, Z, delta)
+        scale = torch.linspace(0.3, 1, 12).double() / operator_norm(X)
+        T = lifted(scale[:, None, None] * X, SETS[name])
+        expected = bounds.ideal_deflated_gamma(sigma, ell, delta, SETS[name], scale=scale)
+    found = 1 - alignment(M, T) / sigma.sum(-1)
+    torch.testing.assert_close(found, expected, atol=1e-9, rtol=0)
+
+
+@over_steps
+def test_the_scale_is_one_over_the_norm_unless_given(polynomials):
+    sigma = random_spectra(8, 16)
+    for factor in (0.2, 3.0):
+        delta = factor * sigma[:, 4]
+        norm = (sigma[:, 4] / delta).clamp_min(1)
+        found = bounds.ideal_deflated_gamma(sigma, 4, delta, polynomials)
+        given = bounds.ideal_deflated_gamma(sigma, 4, delta, polynomials, scale=1 / norm)
+        torch.testing.assert_close(found, given)
+
+
+@over_steps
+def test_without_a_head_gamma_does_not_depend_on_delta(polynomials):
+    """Then X₀ = M/δ, and s = 1/‖X₀‖_op makes s·X₀ = M/‖M‖_op of it, for a δ of any size."""
+    sigma = random_spectra(8, 16)
+    expected = bounds.ideal_deflated_gamma(sigma, 0, None, polynomials)
+    for factor in (0.2, 3.0):
+        found = bounds.ideal_deflated_gamma(sigma, 0, factor * sigma[:, 0], polynomials)
+        torch.testing.assert_close(found, expected)
+
+
+def test_gamma_falls_with_the_head_and_vanishes_for_a_flat_rest():
+    sigma = random_spectra(8, 16)
+    gammas = torch.stack([bounds.ideal_deflated_gamma(sigma, ell) for ell in range(16)])
+    assert (gammas[-1].abs() < 1e-15).all()  # one singular value is a flat rest
+    assert (gammas >= -1e-15).all()
+    flat = torch.cat([torch.tensor([50.0, 9.0]), torch.ones(10)])
+    assert bounds.ideal_deflated_gamma(flat, 2) == pytest.approx(0, abs=1e-15)
+    assert bounds.ideal_deflated_gamma(flat, 1) > 0.1
+
+
+# The certificate of a step
+
+
+def certificate(M, Q, B, Z, **given):
+    return bounds.certified_deflated_gamma(
+        torch.linalg.matrix_norm(M),
+        torch.linalg.matrix_norm(B),
+        alignment(B, Z),
+        0.0,
+        min(M.shape[-2:]) - B.shape[-2],
+        **given,
+    )
+
+
+@pytest.mark.parametrize("h", [0, 1])
+@pytest.mark.parametrize("factor", [0.2, 0.75, 1.0, 1.2])
+def test_the_certificate_of_a_scaled_rest_is_above_gamma(h, factor):
+    M = with_spectrum(random_spectra(24, ROWS), ROWS, COLS)
+    informative = 0
+    for ell in (3, 8):
+        Q, B, Z = sketched(M, ell, h, "certificate", ell)
+        delta = factor * operator_norm(M - Q @ B)
+        T = flattened(M, Q, B, Z, delta)
+        bound = certificate(M, Q, B, Z, delta=delta)
+        assert (certify(M, T).gamma <= bound + 1e-9).all()
+        measured = certificate(M, Q, B, Z, alignment=alignment(M, T))
+        torch.testing.assert_close(bound, measured, atol=1e-9, rtol=0)
+        informative += int((bound < 0.5).sum())
+    assert informative > 30
+
+
+@over_steps
+@pytest.mark.parametrize("h", [0, 1])
+def test_the_certificate_of_steps_is_above_gamma_whatever_delta_and_scale_are(polynomials, h):
+    M = with_spectrum(random_spectra(24, ROWS), ROWS, COLS)
+    informative = 0
+    for ell in (3, 8):
+        Q, B, Z = sketched(M, ell, h, "certificate", ell)
+        X = flattened(M, Q, B, Z, any_positive(24, ell, h) * operator_norm(M - Q @ B))
+        for reach in (0.5, 1.0, 1.17):
+            T = lifted(X * (reach / operator_norm(X))[:, None, None], polynomials)
+            bound = certificate(M, Q, B, Z, alignment=alignment(M, T))
+            assert (certify(M, T).gamma <= bound + 1e-9).all()
+            informative += int((bound < 0.5).sum())
+    assert informative > 30
+
+
+def test_the_certificate_on_real_momentum(momentum):
+    for matrices in momentum.values():
+        M = matrices[::3].double()
+        M = M if M.shape[-2] <= M.shape[-1] else M.mT
+        Q, B, Z = sketched(M, 8, 1, "momentum")
+        delta = 1 / rest_norm(M, Q, B, 2.0**-52).inverse[:, 0, 0]
+        T = flattened(M, Q, B, Z, delta)
+        bound = certificate(M, Q, B, Z, delta=delta)
+        assert bound.isfinite().all()
+        assert (certify(M, T).gamma <= bound + 1e-9).all()
+        assert bound.median() < 0.6
+
+
+def test_the_certificate_is_sharp_for_a_flat_rest_and_without_one():
+    sigma = torch.cat([torch.tensor([9.0, 5.0]), torch.ones(10)]).double()[None]
+    M = with_spectrum(sigma, 12, 16)
+    Q = torch.linalg.svd(M).U[..., :2]
+    B = Q.mT @ M
+    Z = Exact()(B)
+    one, never = torch.ones(1).double(), torch.full((1,), math.inf).double()
+    assert float(certificate(M, Q, B, Z, delta=one)) == pytest.approx(0, abs=1e-5)
+    low_rank = float(certify(M, Q @ Z).gamma)
+    assert float(certificate(M, Q, B, Z, delta=never)) == pytest.approx(low_rank, abs=1e-9)
+
+
+def test_the_certificate_of_zero_is_zero():
+    zero = torch.zeros(2, dtype=torch.float64)
+    never = torch.full((2,), math.inf, dtype=torch.float64)
+    found = bounds.certified_deflated_gamma(zero, zero, zero, 0.0, 5, delta=never)
+    assert torch.equal(found, zero)
+
+
+def test_the_certificate_of_a_step_that_is_not_finite_is_no_number():
+    """γ = 0 would say that nothing was lost."""
+    norm = torch.tensor([1.0, math.nan, 0.0])
+    found = bounds.certified_deflated_gamma(norm, norm, norm, 0.0, 4, alignment=norm)
+    torch.testing.assert_close(found, norm.double() * 0, equal_nan=True)
+
+
+# γ for a given Q
 
 
 @over_sets
@@ -133,7 +272,7 @@ def test_the_alignment_is_the_sum_of_the_docstring():
     s = scale[:, None, None]
     y, V = torch.linalg.eigh(s * s * X.mT @ X)
     y = y.clamp_min(0)
-    q = (V * lifted_bounds._slope(SETS["quintic x2"], y)[:, None]) @ V.mT
+    q = (V * deflated._slope(SETS["quintic x2"], y)[:, None]) @ V.mT
     b, v = torch.linalg.svd(B, full_matrices=False)[1:]
     r, d = torch.linalg.svd(R, full_matrices=False)[1:]
     head = scale * (b * (v @ q * v).sum(-1)).sum(-1)
@@ -146,8 +285,8 @@ def test_the_alignment_is_the_sum_of_the_docstring():
 def test_the_convex_part_is_convex_and_below_between_the_points_of_its_grid(polynomials, reach):
     y = torch.rand(20_000, generator=rng.generator("hull"), dtype=torch.float64).sort().values
     y = y.square() * reach**2
-    hull = lifted_bounds._convex_part(polynomials, y, reach)
-    q = lifted_bounds._slope(polynomials, y)
+    hull = deflated._convex_part(polynomials, y, reach)
+    q = deflated._slope(polynomials, y)
     assert (hull <= q + 1e-12).all()
     rise = hull.diff() / y.diff()
     assert (rise.diff() >= -1e-6 * (1 + rise[1:].abs())).all()
@@ -157,7 +296,7 @@ def test_the_convex_part_is_convex_and_below_between_the_points_of_its_grid(poly
 @over_sets
 def test_the_floor_is_below_the_polynomial(polynomials):
     reach = 1.17 * tolerant_scale(polynomials)
-    a, b = lifted_bounds._floors(polynomials, reach)
+    a, b = deflated._floors(polynomials, reach)
     x = torch.rand(20_000, generator=rng.generator("floor"), dtype=torch.float64) * reach
     floor = x / (b[:, None] + a[:, None] * x.square()).sqrt()
     value = evaluate(polynomials, x)
@@ -168,161 +307,10 @@ def test_the_floor_is_below_the_polynomial(polynomials):
 def test_kappa_is_the_largest_value():
     t = torch.logspace(-6, 6, 1_000_001, dtype=torch.float64)
     value = t.sqrt() - t / (1 + t).sqrt()
-    assert float(value.max()) <= lifted_bounds.KAPPA == pytest.approx(float(value.max()), rel=1e-9)
+    assert float(value.max()) <= deflated.KAPPA == pytest.approx(float(value.max()), rel=1e-9)
 
 
-# Over Gaussian sketches
-
-HARD = torch.stack(
-    [
-        torch.cat([torch.full((2,), 50.0), torch.ones(18)]),
-        torch.cat([torch.full((6,), 5.0), torch.linspace(1, 0.5, 14)]),
-        torch.ones(20),
-        torch.linspace(1, 0.9, 20),
-    ]
-).double()
-OVER = torch.cat([random_spectra(12, ROWS), HARD / HARD[:, :1]])
-
-
-def below(found, bound):
-    """Whether the mean over draws is below, up to four standard errors and rounding."""
-    error = found.std(0) / math.sqrt(len(found))
-    return bool((found.mean(0) <= bound * (1 + 1e-9) + 4 * error + 1e-12).all())
-
-
-@pytest.mark.parametrize("h", [0, 0.5, 1, 2])
-@pytest.mark.parametrize("ell", [3, 8])
-def test_a_sketch_misses_no_more_than_the_bounds_say(ell, h):
-    M = with_spectrum(OVER, ROWS, COLS)
-    U = torch.linalg.svd(M, full_matrices=False).U
-    missed, rest = [], {name: [] for name in bounds.RestBound.__dataclass_fields__}
-    for draw in range(100):
-        Q = sketched_basis(M, ell, h, "missed", ell, h, draw)
-        missed.append(1 - (Q.mT @ U).square().sum(-2))
-        B, Z, R = parts(M, Q)
-        b, V = torch.linalg.svd(B, full_matrices=False)[1:]
-        r, rows = torch.linalg.svd(R, full_matrices=False)[1:]
-        overlaps = (R @ V.mT).square().sum(-2)
-        shared = (Z @ rows[:, : ROWS - ell].mT).square().sum((-2, -1))
-        rest["energy"].append(r.square().sum(-1))
-        rest["squared_norm"].append(r[:, 0].square())
-        rest["coupling"].append((R @ B.mT).square().sum((-2, -1)))
-        rest["overlap"].append(overlaps.sum(-1))
-        rest["weighted_overlap"].append((b * overlaps).sum(-1))
-        rest["shared_rows"].append(r.square().sum(-1) * shared)
-    bound = bounds.missed_directions(OVER, ell, h)
-    found = torch.stack(missed)
-    assert below(found, bound)
-    if ell == 8 and h <= 1:  # two leading directions above a flat rest
-        assert (found.mean(0)[12, :2] > 0.5 * bound[12, :2]).all()
-    for name, values in rest.items():
-        limit = getattr(bounds.sketched_rest_bound(OVER, ell, h), name)
-        assert below(torch.stack(values), limit), name
-
-
-@pytest.mark.parametrize("kind", ["leading", "trailing", "between", "sketch", "random"])
-def test_each_step_to_the_bounds_on_the_rest_holds_for_every_basis(kind):
-    M = with_spectrum(OVER, ROWS, COLS)
-    U = torch.linalg.svd(M, full_matrices=False).U
-    squares = OVER.square()
-    for ell in (2, 7):
-        Q = basis(M, kind, ell)
-        B, Z, R = parts(M, Q)
-        t = 1 - (Q.mT @ U).square().sum(-2)
-        b, V = torch.linalg.svd(B, full_matrices=False)[1:]
-        r, rows = torch.linalg.svd(R, full_matrices=False)[1:]
-        overlaps, energy = (R @ V.mT).square().sum(-2), r.square().sum(-1)
-        W, C = overlaps.sum(-1), (R @ B.mT).square().sum((-2, -1))
-        weighted, top = (b * overlaps).sum(-1), r[:, 0].square()
-        shared = (Z @ rows[:, : ROWS - ell].mT).square().sum((-2, -1))
-        torch.testing.assert_close(t.sum(-1), torch.full_like(energy, ROWS - ell))
-        torch.testing.assert_close((squares * t).sum(-1), energy)
-        limits = [
-            (top, energy - squares[:, ell + 1 :].sum(-1)),
-            (W, ell * top),
-            (W, energy - squares[:, 2 * ell :].sum(-1)),
-            (W, C / squares[:, -1]),
-            (weighted, (C * W).sqrt()),
-            (weighted, top * OVER[:, :ell].sum(-1)),
-            (weighted, (OVER**3 * t).sum(-1)),
-            (shared, torch.full_like(W, ell)),
-            (shared, W / squares[:, -1]),
-            (energy, squares[:, : ROWS - ell].sum(-1)),
-        ]
-        for c in squares.T[:, :, None]:
-            shifted = (squares - c).square()
-            limits += [
-                (top, c[:, 0] + ((squares - c).clamp_min(0) * t).sum(-1)),
-                (C, (shifted * t).sum(-1)),
-                (C, shifted.topk(ell).values.sum(-1)),
-            ]
-        for number, (found, limit) in enumerate(limits):
-            assert (found <= limit + 1e-9).all(), number
-
-
-@pytest.mark.parametrize(("ell", "h"), [(2, 0), (5, 0), (7, 0.5), (7, 1), (12, 2)])
-def test_the_bounds_on_the_rest_are_their_closed_forms(ell, h):
-    left = ROWS - ell
-    for spectrum in OVER[[0, 1, 3, 13, 14, 15]]:
-        sigma = spectrum.tolist()
-        missed = [1.0] * ROWS
-        for k in range(1, ell - 1):
-            for i in range(k):
-                f = sum((x / sigma[i]) ** (4 * h + 2) for x in sigma[k:]) / (ell - k - 1)
-                missed[i] = min(missed[i], f / (1 + f))
-        found = bounds.missed_directions(spectrum, ell, h)
-        torch.testing.assert_close(found, torch.tensor(missed).double(), rtol=1e-6, atol=1e-12)
-
-        def most(weights, missed=missed):
-            total, room = 0.0, float(left)
-            for weight, part in sorted(zip(weights, missed, strict=True), reverse=True):
-                total, room = total + weight * min(part, room), room - min(part, room)
-            return total
-
-        def tail(k, sigma=sigma):
-            return sum(x * x for x in sigma[k:])
-
-        squares = [x * x for x in sigma]
-        energy = most(squares)
-        norm = energy - tail(ell + 1)
-        coupling = math.inf
-        for c in squares:
-            parts_above = (max(y - c, 0) * t for y, t in zip(squares, missed, strict=True))
-            norm = min(norm, c + sum(parts_above))
-            shifted = [(y - c) ** 2 for y in squares]
-            coupling = min(coupling, most(shifted), sum(sorted(shifted)[-ell:]))
-        overlap = min(ell * norm, energy - tail(2 * ell), coupling / squares[-1])
-        weighted = min(
-            math.sqrt(coupling * overlap), norm * sum(sigma[:ell]), most([x**3 for x in sigma])
-        )
-        shared = min(ell * energy, sum(squares[:left]) * coupling / squares[-1] ** 2)
-        rest = bounds.sketched_rest_bound(spectrum, ell, h)
-        for name, value in {
-            "energy": energy,
-            "squared_norm": norm,
-            "coupling": coupling,
-            "overlap": overlap,
-            "weighted_overlap": weighted,
-            "shared_rows": shared,
-        }.items():
-            assert float(getattr(rest, name)) == pytest.approx(value, rel=1e-6, abs=1e-12), name
-
-
-def test_the_rest_of_a_flat_spectrum_is_known():
-    found = bounds.sketched_rest_bound(3 * torch.ones(20), 6)
-    assert float(found.energy) == pytest.approx(9 * 14)
-    assert float(found.squared_norm) == pytest.approx(9)
-    for each in (found.coupling, found.overlap, found.weighted_overlap, found.shared_rows):
-        assert float(each) == pytest.approx(0, abs=1e-9)
-
-
-@pytest.mark.parametrize("h", [0, 0.5, 1, 2])
-def test_the_energy_is_never_above_that_of_the_captured_energy_lemma(h):
-    whole = OVER.square().sum(-1)
-    energy = bounds.sketched_rest_bound(OVER, 9, h).energy
-    for s in range(1, 8):
-        lemma = whole - bounds.randomized_polar_bound(OVER, s, 9 - s, h).A
-        assert (energy <= lemma * (1 + 1e-12)).all()
+# γ over Gaussian sketches
 
 
 @pytest.mark.parametrize("h", [0, 0.5, 1, 2])
@@ -423,7 +411,7 @@ def test_the_bound_holds_for_one_basis_with_the_numbers_of_its_rest(monkeypatch,
         (b * overlaps).sum(-1),
         shared,
     )
-    monkeypatch.setattr(lifted_bounds, "sketched_rest_bound", lambda *_: own)
+    monkeypatch.setattr(deflated, "sketched_rest_bound", lambda *_: own)
     tolerant = tolerant_scale(polynomials)
     informative = 0
     for factor in (0.7, 2.0, 4.0):
@@ -449,11 +437,11 @@ def test_expected_gamma_is_its_closed_form(monkeypatch):
     z = a + beta + (beta * rest.squared_norm + a * rest.weighted_overlap / head) / delta**2
     root = f**2 * (left * beta * rest.energy + a * rest.shared_rows)
     root = (root + left**2 * beta * rest.squared_norm).sqrt()
-    kept = head / z.sqrt() + tail / math.sqrt(a) - lifted_bounds.KAPPA / a * root
+    kept = head / z.sqrt() + tail / math.sqrt(a) - deflated.KAPPA / a * root
     one = (1 - kept / sigma.sum(-1)).clamp_max(1)
     assert (best <= one + 1e-9).all()
     floor = torch.tensor([a]).double(), torch.tensor([b]).double()
-    monkeypatch.setattr(lifted_bounds, "_floors", lambda *_: floor)
+    monkeypatch.setattr(deflated, "_floors", lambda *_: floor)
     found = bounds.expected_lifted_gamma(sigma, ell, SETS["cubic"], 1, factor=f, reach=(0.9, 1.0))
     torch.testing.assert_close(found, one)
 
@@ -484,7 +472,7 @@ def test_a_matrix_that_lacks_rank_has_a_bound():
 # ν
 
 
-@pytest.mark.parametrize("polynomials", STEPS.values(), ids=STEPS.keys())
+@over_steps
 @pytest.mark.parametrize("reach", [0.4, 1.0, 1.17])
 def test_nu_is_below_its_bound_whatever_delta_is(polynomials, reach):
     M = with_spectrum(random_spectra(24, ROWS), ROWS, COLS)
@@ -510,17 +498,69 @@ def test_a_reach_that_is_no_positive_number_is_refused(bad):
         bounds.lifted_nu([(1.5, -0.5)], bad)
 
 
+@pytest.mark.parametrize("m", [768, 4096])
+def test_the_best_start_column_holds_what_is_said(m):
+    """With steps: the share of directions below the κ that the bound allows for."""
+    g = rng.generator("start", m)
+    best = torch.randn(100_000, 16, generator=g, dtype=torch.float64).square().amax(-1) / m
+    for unseen in (0.01, 0.2):
+        reach = 1 / (MARGIN_OF_SCALE * norm_floor(float(best.quantile(unseen)), norm_products(m)))
+        norm = 1 + bounds.lifted_nu(SETS["flat"], reach)
+        assert bounds.longest_deflated_step(m, m, SETS["flat"], unseen=unseen) == pytest.approx(
+            norm, rel=0.03
+        )
+
+
+def test_the_bound_grows_with_the_sides_and_with_what_must_be_seen():
+    for polynomials in ((), SETS["flat"]):
+        for sides in ((256, 768, 1024), (1025, 2048, 4096)):  # the second with two products more
+            found = [bounds.longest_deflated_step(m, 2 * m, polynomials) for m in sides]
+            assert found == sorted(found)
+        found = [
+            bounds.longest_deflated_step(768, 768, polynomials, unseen=0.1**k) for k in range(1, 7)
+        ]
+        assert found == sorted(found)
+        of_tall = bounds.longest_deflated_step(512, 96, polynomials)
+        assert of_tall == bounds.longest_deflated_step(96, 512, polynomials)
+    # A δ that is not too small leaves ‖T‖_op ≤ √2.
+    assert bounds.longest_deflated_step(1, 1, unseen=0.99) == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"m": 0}, "rows or columns"),
+        ({"n": 1.5}, "rows or columns"),
+        ({"unseen": 0.0}, "no bound holds for all"),
+        ({"unseen": 1.0}, "between 0 and 1"),
+    ],
+)
+def test_what_it_refuses(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        bounds.longest_deflated_step(**({"m": 8, "n": 8} | arguments))
+
+
+# What is refused
+
 FLAT = torch.ones(8, dtype=torch.float64)
+
 EYE = torch.eye(4, dtype=torch.float64)
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: bounds.missed_directions(FLAT, 8), "1 ≤ ℓ < 8 = rank.*no rest"),
-        (lambda: bounds.sketched_rest_bound(FLAT, 0), "ell=0: expected a whole number"),
-        (lambda: bounds.missed_directions(FLAT, 3, 0.3), "power iterations"),
-        (lambda: bounds.expected_lifted_gamma(FLAT, 4, []), "no step at all"),
+        (lambda: bounds.ideal_deflated_gamma(FLAT, 8), "0 ≤ ℓ < 8.*no rest"),
+        (lambda: bounds.ideal_deflated_gamma(FLAT, 2, 0.5), r"= 2: expected at most 1.*delta=None"),
+        (
+            lambda: bounds.ideal_deflated_gamma(FLAT, 2, 2.0, SETS["cubic"], scale=1.5),
+            r"s·‖X₀‖_op = 1\.5: expected at most 1.*scale=None",
+        ),
+        (
+            lambda: bounds.certified_deflated_gamma(FLAT, FLAT, FLAT, 0.0, 4),
+            "neither of delta and alignment",
+        ),
+        (lambda: bounds.expected_lifted_gamma(FLAT, 4, []), "one per step"),
         (lambda: bounds.expected_lifted_gamma(FLAT, 4, SETS["flat"], factor=0), "factor=0"),
         (
             lambda: bounds.expected_lifted_gamma(FLAT, 4, SETS["flat"], reach=(1.0, 0.9)),
@@ -538,3 +578,42 @@ EYE = torch.eye(4, dtype=torch.float64)
 def test_errors_name_the_assumption_and_the_remedy(call, words):
     with pytest.raises(ValueError, match=words):
         call()
+
+
+SPECTRUM = torch.tensor([1.0, 0.5, 0.2, 0.1, 0.1, 0.1])
+
+BASIS = torch.eye(3)[:, :1]
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("delta", lambda bad: bounds.ideal_deflated_gamma(SPECTRUM, 2, bad)),
+        (
+            "scale",
+            lambda bad: bounds.ideal_deflated_gamma(SPECTRUM, 2, None, [(1.5, -0.5)], scale=bad),
+        ),
+        (
+            "scale",
+            lambda bad: bounds.lifted_gamma(torch.eye(3), BASIS, [(1.5, -0.5)], 1.0, scale=bad),
+        ),
+        ("delta", lambda bad: bounds.lifted_gamma(torch.eye(3), BASIS, [(1.5, -0.5)], bad)),
+    ],
+)
+def test_a_size_that_is_no_positive_number_is_refused(name, call, bad):
+    """A negative δ gave a γ all the same, as large as without steps or below zero."""
+    with pytest.raises(ValueError, match=f"{name}=.*: expected"):
+        call(bad)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_plain_numbers_go_with_a_spectrum_on_a_gpu():
+    sigma, steps = SPECTRUM.double(), [(1.5, -0.5)]
+    for call in (
+        lambda of: bounds.ideal_deflated_gamma(of(sigma), 2, 0.3, steps, scale=0.5),
+        lambda of: bounds.lifted_gamma(of(torch.diag(sigma[:3])), of(BASIS), steps, 0.5, scale=0.5),
+    ):
+        found, expected = call(lambda x: x.cuda()), call(lambda x: x)
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), expected)
