@@ -16,7 +16,7 @@ from long_run import SHOWN, SLOW_TABLE
 from pages import ROOT
 from pages.claims import rms_rates
 from pages.claims.cifar10 import cifar_frontier_rows
-from pages.claims.ranks import MAPS, MIB, SHAPES, cheapest
+from pages.claims.ranks import MAPS, MIB, SHAPES, received
 from pages.records import best_rates, heads, long_run, read_json
 from pages.records.costs import (
     HELD,
@@ -371,7 +371,7 @@ def received_table(ledger: Path) -> str:
     """Megabytes that a rank receives in a step for each map and shape, by the formulas of the ledger."""
     titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
     rows = [
-        [name, *(f"{cheapest(polar, *shape)[0] / MIB:.2f} MiB" for shape in SHAPES)]
+        [name, *(f"{received(polar, *shape) / MIB:.2f} MiB" for shape in SHAPES)]
         for name, polar in MAPS.items()
     ]
     return markdown(dict.fromkeys(["", *titles], "left"), rows)

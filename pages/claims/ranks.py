@@ -21,42 +21,29 @@ MAPS: dict[str, ps.PolarMap] = {
 MIB = 2**20
 
 
-def cheapest(polar: ps.PolarMap, count: int, m: int, n: int) -> tuple[float, ledger.Plan]:
-    """Bytes that a rank receives with M and T in bfloat16, and the plan with the fewest.
-
-    A CPU makes sums and bases in float32, so that a basis on shards does not travel in bfloat16.
-    """
-    sizes: dict[ledger.Plan, int] = {"owner": 2}
-    if ledger.sharded_reason(polar) is None:
-        sizes["sharded"] = 4
+def received(polar: ps.PolarMap, count: int, m: int, n: int, itemsize: int = 2) -> float:
+    """Bytes that a rank receives, by default with M and T in bfloat16."""
     shared = ledger.SharedMatrices(m, n, count, RANKS)
-    return min(
-        (ledger.bytes_received(plan, shared, polar, itemsize=size), plan)
-        for plan, size in sizes.items()
-    )
+    return ledger.bytes_received("owner", shared, polar, itemsize=itemsize)
 
 
 @claim
 def share_of_products() -> str:
     """The products of a rank over those of one process, at most, for the table of bytes."""
     most = max(
-        ledger.flops_per_rank(
-            cheapest(polar, *shape)[1], ledger.SharedMatrices(m, n, count, RANKS), polar, step=0
-        )
+        ledger.flops_per_rank("owner", ledger.SharedMatrices(m, n, count, RANKS), polar, step=0)
         / ledger.whole_flops(m, n, count, polar, step=0)
         for polar in MAPS.values()
-        for shape in SHAPES
-        for count, m, n in [shape]
+        for count, m, n in SHAPES
     )
-    return f"1/{RANKS} of the products of one process, and {100 * (RANKS * most - 1):.0f}% more at most"
+    return f"1/{1 / most:.3g} of the products of one process"
 
 
 @claim
 def received_in_float32() -> str:
     """What a rank receives for the wide matrices of the table where everything is in float32."""
     count, m, n = SHAPES[-1]
-    shared = ledger.SharedMatrices(m, n, count, RANKS)
-    nbytes = ledger.bytes_received("sharded", shared, MAPS[LOW_RANK], itemsize=4)
+    nbytes = received(MAPS[LOW_RANK], count, m, n, itemsize=4)
     return f"{nbytes / MIB:.1f} MiB for {count} × {m}×{n}"
 
 

@@ -217,7 +217,7 @@ def a_map_that_fails_on_one_while_all_gather(mesh: Any) -> tuple[list[str], floa
     """The matrices of other shapes are gathered after it."""
     params = [matrix(f"gathered {i}", mesh, Shard(0), shape=(8, 12 + i)) for i in range(3)]
     groups = [{"params": params[:1], "polar": Broken()}, {"params": params[1:]}]
-    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params)
+    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params, 1)
     alone = [nn.Parameter(given(f"gathered {i}", (8, 12 + i), 0)) for i in (1, 2)]
     one = ps.Muon(alone, lr=0.1)
     for i, q in enumerate(alone, 1):
@@ -321,7 +321,7 @@ def uneven_channels(mesh: Any) -> float:
     """Filters of six input channels, on four ranks, through a checkpoint with a warm start."""
     p = matrix("filter", mesh, Shard(1), shape=(4, 6, 3, 3))
     polar = ps.LowRank(2, 1, 0, sketch=ps.Warm(), always_sketch=True)
-    return through_checkpoints(p, 4, matrices=1, polar=polar, plan="sharded")
+    return through_checkpoints(p, 4, matrices=1, polar=polar)
 
 
 def a_plain_state(mesh: Any) -> list[str]:
@@ -424,7 +424,7 @@ def a_map_that_fails_on_experts_of_one(mesh: Any) -> tuple[list[str], float]:
         {"params": params[:1], "polar": Broken()},
         {"params": params[1:], "plan": "owner"},
     ]
-    words = words_of(ps.Muon(groups, lr=0.1), params)
+    words = words_of(ps.Muon(groups, lr=0.1), params, 1)
     alone = nn.Parameter(given("a", (8, 12), 0))
     one = ps.Muon([alone], lr=0.1)
     alone.grad = given("gradient 1", (8, 12), 0)
@@ -512,7 +512,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     for cut in (1, 2):
         found["axis of one", cut] = an_axis_of_one_rank(thin[0], [Shard(0), Shard(cut)])
         found["axis of one", -cut] = an_axis_of_one_rank(thin[1], [Shard(cut), Shard(0)])
-    for plan in ("owner", "sharded", "replicated", "gather"):
+    for plan in ("owner", "replicated", "gather"):
         found["hook", plan] = a_hook_on_one(rank, mesh, plan)
     for plan in ("owner", "replicated", "gather"):
         found["channels last", plan] = channels_last(mesh, plan)

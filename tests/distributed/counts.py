@@ -41,8 +41,7 @@ CARRYING: dict[str, ps.PolarMap] = {
     "auto's": ps.Deflated(ps.LowRank(16, 8, sketch=Warm()), ps.NewtonSchulz(1, "flat")),
     "rest scaled": ps.Deflated(ps.LowRank(16, 8)),
 }
-PLANS = ("sharded", "owner", "replicated", "gather")
-OVERLAPPING = ("sharded", "owner", "replicated", "gather")
+PLANS = ("owner", "replicated", "gather")
 
 
 @contextmanager
@@ -81,7 +80,6 @@ def counted(
     dtype: torch.dtype,
     at: int = 1,
     copies: int = 1,
-    lr_scale: Any = "spectral",
 ) -> Any:
     """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
     count, m, n = SHAPES[name]
@@ -93,7 +91,7 @@ def counted(
         G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
         params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
         params[-1].grad = params[-1].detach()
-    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan, lr_scale=lr_scale)
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan)
     for _ in range(at):
         optimizer.step()
     with received() as found, Flops() as flops:
@@ -155,7 +153,7 @@ def cases(ranks: int) -> list[tuple[str, str, str]]:
         for plan in PLANS
         for name in MAPS
         for shape in ("small tall", "small wide")
-        if (plan, name) != ("sharded", "full space") and name != "h=0"
+        if name != "h=0"
         if ranks == 2 or plan not in copying or name in ("full space", "warm")
         if ranks == 4 or plan in copying or name != "h=½"
     ]
@@ -163,8 +161,8 @@ def cases(ranks: int) -> list[tuple[str, str, str]]:
 
 def copied_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
-    plans, maps = ("owner", "sharded"), ("full space", "h=1", "warm")
-    return [case for case in cases(4) if case[0] in plans and case[1] in maps]
+    maps = ("full space", "h=1", "warm")
+    return [case for case in cases(4) if case[0] == "owner" and case[1] in maps]
 
 
 def carrying_cases() -> list[tuple[str, str, str]]:
@@ -180,7 +178,7 @@ def no_tiles() -> bool:
 
 @mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
-    found: dict[Any, Any] = {("order", plan): order(plan) for plan in OVERLAPPING}
+    found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):
@@ -196,8 +194,4 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         )
     for plan, name, shape in carrying_cases():
         found[plan, name, shape] = counted(shape, CARRYING[name], plan, torch.float32)
-    for shape in ("small tall", "small wide"):
-        found["by norm", shape] = counted(
-            shape, MAPS["h=1"], "sharded", torch.float32, lr_scale="rms"
-        )
     return found

@@ -25,6 +25,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.distributed.owner import Trip
+from polarstep.distributed.step import Split
+from polarstep.optim.stepping.target import Target
 from polarstep.polar import Warm
 
 STEPS = 3
@@ -237,6 +240,55 @@ def broken_map_on_one(rank: int, mesh: Any) -> list[str]:
         if "failed" in words[-1]:
             return [*words, str(step)]
     return words
+
+
+# Where a rank may run out of memory: it advances and packs M, and it writes T to the weights.
+PLACES = {
+    "packing": (Target, "local_momentum"),
+    "receiving": (Trip, "received_back"),
+    "updating": (Split, "_write"),
+}
+
+
+def shared_matrices(mesh: Any, plan: str) -> tuple[list[nn.Parameter], Any]:
+    """Four parameters with a gradient, in parts or as copies, and the group of the copies."""
+    params = matrices(mesh, count=4)
+    group = None
+    if plan == "replicated":
+        params = [nn.Parameter(p.full_tensor().detach()) for p in params]
+        group = torch.distributed.group.WORLD
+    for p in params:
+        p.grad = p.detach().clone()
+    return params, group
+
+
+def fails_on_one(rank: int, mesh: Any, place: str, plan: str) -> list[str]:
+    """What a step raises in which rank 1 fails, and the next step, in which no rank does."""
+    params, group = shared_matrices(mesh, plan)
+    ours = ps.Muon(params, lr=0.1, plan=plan, process_group=group, polar=ps.NewtonSchulz(1))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError(place)
+
+    its, name = PLACES[place]
+    known = getattr(its, name)
+    if rank == 1:
+        setattr(its, name, failing)
+    try:
+        words = [raised(ours.step)]
+    finally:
+        setattr(its, name, known)
+    return [*words, raised(ours.step)]
+
+
+def cleared_on_one(rank: int, mesh: Any, plan: str) -> list[str]:
+    """Rank 1 clears its state between two steps of a map that carries a warm start."""
+    params, group = shared_matrices(mesh, plan)
+    ours = ps.Muon(params, lr=0.1, plan=plan, process_group=group, polar=WARM)
+    words = [raised(ours.step)]
+    if rank == 1:
+        ours.state.clear()
+    return [*words, raised(ours.step)]
 
 
 def out_of_step(rank: int, mesh: Any) -> str:
@@ -455,14 +507,14 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
                 found["experts", name, plan, missing] = experts(
                     rank, ranks, mesh, plan, missing, **options
                 )
-    for plan in ("owner", "gather", "sharded"):
+    for plan in ("owner", "gather"):
         for algorithm in ("muon", "adamw"):
             found["missing", plan, algorithm] = missing_on_one(rank, mesh, plan, algorithm)
         for value in (math.nan, math.inf):
             found["nonfinite", plan, value] = nonfinite_on_one(rank, mesh, plan, value)
-    for plan in ("auto", "owner", "gather", "sharded"):
+    for plan in ("auto", "owner", "gather"):
         found["eight bits", plan] = eight_bits(mesh, plan)
-    for plan in ("owner", "gather", "sharded"):
+    for plan in ("owner", "gather"):
         found["gradients kept", plan] = gradients_kept(mesh, plan)
         for name in WITH_STATE:
             found["looked at", name, plan] = looked_at(mesh, name, plan, every=3, skipped=6)
@@ -474,13 +526,17 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)
+    for plan in ("owner", "replicated"):
+        for place in PLACES:
+            found["fails", place, plan] = fails_on_one(rank, mesh, place, plan)
+        found["cleared", plan] = cleared_on_one(rank, mesh, plan)
     found["out of step"] = out_of_step(rank, mesh)
     found["before sharding"] = before_sharding(rank, mesh)
     found["after a step"] = before_sharding(rank, mesh, late=True)
     found["zero redundancy"] = zero_redundancy()
     for name in ("warm", "rows"):
         found["resumed", name] = zero_redundancy_resumed(**WITH_STATE[name])
-    for plan in ("auto", "owner", "gather", "sharded"):
+    for plan in ("auto", "owner", "gather"):
         found["compensated", plan] = compensated(mesh, plan, folder / f"compensated {plan}")
     if ranks == 4:
         found["strided"] = uneven_strided(ranks)

@@ -14,7 +14,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import polarstep as ps
-from polarstep.distributed import ledger
 
 __all__ = ["CASES", "MAPS", "SHAPES", "SPECTRA", "main", "moved"]
 
@@ -28,13 +27,8 @@ MAPS: dict[str, ps.PolarMap] = {
 }
 # How many directions are there, and how far the first four tower over the others.
 SPECTRA = {"four of 100": (18, 100.0), "rank one": (1, 1.0), "rank two": (2, 1.0), "zero": (0, 1.0)}
-PLANS = {"sharded": (0, 1), "owner": (0,), "gather": (0,), "replicated": (None,)}
-CASES = [
-    (plan, cut, name)
-    for plan, cuts in PLANS.items()
-    for cut, name in product(cuts, MAPS)
-    if plan != "sharded" or ledger.sharded_reason(MAPS[name]) is None
-]
+PLANS = {"owner": (0, 1), "gather": (0,), "replicated": (None,)}
+CASES = [(plan, cut, name) for plan, cuts in PLANS.items() for cut, name in product(cuts, MAPS)]
 STEPS = 2
 
 

@@ -109,11 +109,10 @@ def test_parts_of_another_shape_on_some_ranks(found) -> None:
 
 
 def test_a_map_that_fails_on_one_rank_while_all_gather(found) -> None:
-    """The other matrices of the step are gathered and updated, and all ranks raise at the next."""
+    """The other matrices of the step are gathered and updated, and all ranks raise when it ends."""
     for there in found:
-        (first, second), off = there["bad map, gathered"]
-        assert first == "nothing"
-        assert "rank 1: ValueError: this map is broken" in second
+        (word,), off = there["bad map, gathered"]
+        assert "rank 1: ValueError: this map is broken" in word
         assert off < 1e-10
 
 
@@ -121,9 +120,8 @@ def test_a_rule_that_fails_on_one_rank(found) -> None:
     for there in found:
         words = there["bad start of a rule"]
         assert all("rank 1: OSError: no memory" in word for word in words)
-        first, second = there["bad step of a rule"]
-        assert first == "nothing"
-        assert "rank 1: OSError: no memory" in second
+        words = there["bad step of a rule"]
+        assert all("rank 1: OSError: no memory" in word for word in words)
 
 
 def test_a_monitor_on_one_rank_is_refused(found) -> None:
@@ -191,7 +189,7 @@ def test_what_is_on_the_host_does_not_go_by_nccl(found) -> None:
         assert there["offloaded"] == {"gloo"}
 
 
-@pytest.mark.parametrize("plan", ["owner", "sharded", "replicated", "gather"])
+@pytest.mark.parametrize("plan", ["owner", "replicated", "gather"])
 def test_a_hook_on_one_rank_sees_whole_matrices(plan, found) -> None:
     """As where rank 0 alone writes a log; the others took another plan and waited for it."""
     for rank, there in enumerate(found):
@@ -201,20 +199,18 @@ def test_a_hook_on_one_rank_sees_whole_matrices(plan, found) -> None:
         assert off < 1e-10
 
 
-def test_a_hook_that_fails_on_one_rank_stops_all_at_the_next_step(found) -> None:
+def test_a_hook_that_fails_on_one_rank_stops_all_when_the_step_ends(found) -> None:
     for there in found:
-        first, second = there["bad hook"]
-        assert first == "nothing"
-        assert "failed on 1 of 4 ranks" in second
-        assert "rank 0: OSError: the disk is full" in second
+        for word in there["bad hook"]:
+            assert "failed on 1 of 4 ranks" in word
+            assert "rank 0: OSError: the disk is full" in word
 
 
 def test_a_map_that_fails_on_the_experts_of_one_rank(found) -> None:
-    """The other matrices of the step are updated, and all ranks raise at the next."""
+    """The other matrices of the step are updated, and all ranks raise when it ends."""
     for there in found:
-        (first, second), off = there["bad map"]
-        assert first == "nothing"
-        assert "rank 1: ValueError: this map is broken" in second
+        (word,), off = there["bad map"]
+        assert "rank 1: ValueError: this map is broken" in word
         assert off < 1e-10
 
 

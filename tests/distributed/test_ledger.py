@@ -7,17 +7,17 @@ import torch
 from tests.distributed import counts
 from tests.distributed.launch import launched, needs_gloo
 
-from polarstep import Deflated, Exact, LowRank, NewtonSchulz, Warm
+from polarstep import LowRank, Warm
 from polarstep.distributed import ledger
 
 RANKS = (2, 4)
 MIB = 2**20
 # Megabytes that a rank may receive at four ranks, rows cut.
 GOALS = {
-    ("h=0", "square", torch.float32): 1.95,
-    ("h=0", "tall", torch.float32): 1.0,
-    ("h=0", "square", torch.bfloat16): 1.95,
-    ("h=0", "tall", torch.bfloat16): 1.0,
+    ("h=0", "square", torch.float32): 2.6,
+    ("h=0", "tall", torch.float32): 3.9,
+    ("h=0", "square", torch.bfloat16): 1.3,
+    ("h=0", "tall", torch.bfloat16): 1.95,
     ("h=0", "wide", torch.bfloat16): 3.0,
     ("full space", "square", torch.bfloat16): 1.5,
     ("full space", "tall", torch.bfloat16): 3.0,
@@ -56,19 +56,6 @@ def test_a_step_of_two_copies_costs_what_the_ledger_says(plan, name, shape, foun
 
 
 @needs_gloo
-@pytest.mark.parametrize("ranks", RANKS)
-def test_steps_by_the_norm_receive_one_number_more_where_the_long_side_is_cut(ranks, found) -> None:
-    for shape, more in (("small tall", 4), ("small wide", 0)):  # rows are cut
-        count, m, n = counts.SHAPES[shape]
-        results = [there["by norm", shape] for there in found[ranks]]
-        where = ("sharded", ledger.SharedMatrices(m, n, count, ranks), counts.MAPS["h=1"])
-        expected = ledger.bytes_received(*where, itemsize=4, by_norm=True)
-        assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
-        without = ledger.bytes_received(*where, itemsize=4)
-        assert expected - without == count * (ranks - 1) / ranks * more
-
-
-@needs_gloo
 @pytest.mark.parametrize(("plan", "name", "shape"), counts.carrying_cases())
 def test_what_a_deflated_map_carries_is_counted(plan, name, shape, found) -> None:
     """A warm head's start and the vectors for the norm of the rest go to the owner and back."""
@@ -94,7 +81,7 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     shared = ledger.SharedMatrices(m, n, 1, len(results), copies=copies)
     one = ledger.bytes_received(plan, shared, polar, itemsize=4)
     told = f"{plan} on {len(results)} ranks, {one / MIB:.3g} MiB: as asked"
-    assert all(told in r[2] for r in results)
+    assert all(told in " ".join(r[2].split()) for r in results)
 
 
 @needs_gloo
@@ -109,27 +96,15 @@ def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
 
 @pytest.mark.parametrize(("name", "shape"), [case[:2] for case in GOALS if case[2].itemsize == 2])
 def test_the_goals_on_gpus(name, shape) -> None:
-    """Parameters in float32 on a GPU: M, T and bases travel in bfloat16, sums in float32."""
+    """Parameters in float32 on a GPU: M and T travel in bfloat16."""
     count, m, n = counts.SHAPES[shape]
     polar = counts.MAPS[name]
-    plans = ["owner"] if ledger.sharded_reason(polar) else ["owner", "sharded"]
     shared = ledger.SharedMatrices(m, n, count, ranks=4)
-    least = min(ledger.bytes_received(plan, shared, polar) for plan in plans)
-    assert least <= GOALS[name, shape, torch.bfloat16] * MIB
-
-
-def test_shards_in_float32_receive_a_sum_and_little_more() -> None:
-    """Of a wide matrix with its rows cut, all ranks need B = Σ Q_rᵀA_r: a ring's bytes of one sum."""
-    count, m, n = counts.SHAPES["wide"]
-    polar = counts.MAPS["h=0"]
-    shared = ledger.SharedMatrices(m, n, count, ranks=4)
-    received = ledger.bytes_received("sharded", shared, polar, itemsize=4)
-    a_sum = count * 2 * 3 / 4 * polar.width * n * 4
-    assert a_sum < received < 1.08 * a_sum
+    assert ledger.bytes_received("owner", shared, polar) <= GOALS[name, shape, torch.bfloat16] * MIB
 
 
 @needs_gloo
-@pytest.mark.parametrize("plan", counts.OVERLAPPING)
+@pytest.mark.parametrize("plan", counts.PLANS)
 def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
     """Both buckets are under way before the first is waited for, and when it is computed."""
     for there in found[2]:
@@ -143,8 +118,7 @@ def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
             events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
         ]
         assert events.count("send") == events.count("wait")
-        if plan != "sharded":  # there the map's own step is not called
-            assert under_way[events.index("compute")] >= 1
+        assert under_way[events.index("compute")] >= 1
 
 
 def test_one_rank_receives_nothing() -> None:
@@ -166,36 +140,9 @@ def test_rows_of_a_matrix_are_columns_of_its_transpose(plan) -> None:
         for polar in (LowRank(8, 4), LowRank(8, 4, power=0, sketch=Warm())):
             of_rows, of_columns = (
                 (
-                    ledger.bytes_received(plan, each, polar, step=step),
+                    ledger.bytes_received(plan, each, polar),
                     ledger.flops_per_rank(plan, each, polar, step=step),
                 )
                 for each in (rows, columns)
             )
             assert of_rows == of_columns
-
-
-def test_the_sharded_plan_wins_where_the_sketch_is_narrow() -> None:
-    """(1 + h)·ℓ < d/N for the length d of the side that is cut, at equal precision."""
-    for rank, ranks in ((100, 4), (100, 32), (400, 4)):
-        polar = LowRank(rank, 0, power=1)
-        shared = ledger.SharedMatrices(4096, 1024, 8, ranks)
-        costs = {
-            plan: ledger.bytes_received(plan, shared, polar, itemsize=4)
-            for plan in ("sharded", "owner")
-        }
-        dense = 8 * 2 * (ranks - 1) / ranks**2 * 4096 * 1024 * 4  # without factors
-        assert (costs["sharded"] < dense) == (2 * rank < 4096 / ranks)
-
-
-@pytest.mark.parametrize(
-    ("polar", "reason"),
-    [
-        (NewtonSchulz(), "not a low-rank map"),
-        (Deflated(), "not a low-rank map"),
-        (LowRank(8, inner=Exact()), "the inner map has no Gram form"),
-    ],
-)
-def test_what_does_not_run_on_shards(polar, reason) -> None:
-    assert ledger.sharded_reason(polar) == reason
-    with pytest.raises(ValueError, match=reason):
-        ledger.bytes_received("sharded", ledger.SharedMatrices(4096, 4096, 1, 4), polar)

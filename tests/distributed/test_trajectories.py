@@ -7,9 +7,6 @@ import torch
 from tests.distributed import trajectories
 from tests.distributed.launch import launched, needs_gloo
 
-from polarstep import NewtonSchulz
-from polarstep.distributed import ledger
-
 pytestmark = needs_gloo
 RANKS = (2, 4)
 CASES = [
@@ -44,10 +41,6 @@ def test_the_trajectory_of_one_process(ranks, way, plan, name, found) -> None:
 def test_every_plan_meets_every_map_and_every_mesh_all_that_it_can_change() -> None:
     met = {(plan, name) for _, _, plan, name in CASES}
     assert met == {(p, name) for p in ("auto", *trajectories.PLANS) for name in trajectories.MAPS}
-    polars = {name: its.get("polar", NewtonSchulz()) for name, its in trajectories.MAPS.items()}
-    of_parts = {name for name, polar in polars.items() if ledger.sharded_reason(polar) is None}
-    for way in trajectories.WAYS.keys() - {"ddp"}:
-        assert {name for _, its, plan, name in CASES if (its, plan) == (way, "sharded")} >= of_parts
 
 
 def test_the_networks_move_and_the_maps_differ(reference) -> None:
@@ -67,11 +60,9 @@ def test_the_networks_move_and_the_maps_differ(reference) -> None:
         (2, "ddp", "local", "h=1", {"local"}),
         (2, "fsdp", "gather", "warm", {"gather"}),
         (4, "fsdp", "owner", "full space", {"owner"}),
-        (4, "fsdp", "sharded", "h=1", {"sharded"}),
-        (4, "fsdp", "sharded", "warm", {"sharded"}),
-        (4, "fsdp, columns", "sharded", "h=½", {"sharded"}),
-        (4, "hsdp", "sharded", "spectral", {"sharded"}),
-        (4, "tp+fsdp", "sharded", "h=0", {"sharded", "owner"}),  # two sides of a matrix are cut
+        (4, "fsdp, columns", "owner", "warm", {"owner"}),
+        (4, "hsdp", "owner", "warm", {"owner"}),
+        (4, "tp+fsdp", "owner", "warm", {"owner"}),  # two sides of a matrix are cut
         (2, "tp", "owner", "deflated", {"owner", "none"}),
     ],
 )

@@ -57,19 +57,6 @@ MAPS: dict[str, dict[str, Any]] = {
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
 }
-# Maps that ranks can apply to their parts of a matrix, each with products of its own. The last has a
-# transform, which takes whole matrices.
-OF_PARTS = (
-    "h=0",
-    "h=½",
-    "h=1",
-    "spectral",
-    "Kaczmarz",
-    "warm",
-    "sketched, by its norm",
-    "warm, by its norm",
-    "rows of a sketch",
-)
 # Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
 # a state, the norm of an update, and a step without a map or with two.
 OF_WHOLE = ("full space", "warm", "deflated", "by its norm", "warm, by its norm", "rows")
@@ -158,7 +145,7 @@ def _tp_fsdp(model: nn.Module, mesh: Any) -> nn.Module:
     return fully_shard(_tp(model, mesh), mesh=mesh["dp"])
 
 
-EACH = ("sharded", "owner", "gather")
+EACH = ("owner", "gather")
 WAYS: dict[str, Way] = {
     "ddp": Way(
         _ddp,
@@ -166,10 +153,8 @@ WAYS: dict[str, Way] = {
         {2: ("auto", "local"), 4: ("replicated",)},
         replicated=True,
     ),
-    "fsdp": Way(_fsdp, lambda n: ((n,), ("dp",)), {2: ("sharded", "gather"), 4: ("auto", *EACH)}),
-    "fsdp, columns": Way(
-        _fsdp_columns, lambda n: ((n,), ("dp",)), {2: ("sharded",), 4: ("sharded", "owner")}
-    ),
+    "fsdp": Way(_fsdp, lambda n: ((n,), ("dp",)), {2: ("owner", "gather"), 4: ("auto", *EACH)}),
+    "fsdp, columns": Way(_fsdp_columns, lambda n: ((n,), ("dp",)), {2: ("owner",), 4: ("owner",)}),
     "hsdp": Way(_fsdp, lambda n: ((2, n // 2), ("copy", "dp")), {4: EACH}),
     "tp": Way(_tp, lambda n: ((n,), ("tp",)), {2: ("auto", "owner"), 4: EACH}, slices=lambda n: 1),
     "tp+fsdp": Way(
@@ -185,8 +170,6 @@ def cases(ranks: int) -> list[tuple[str, str]]:
 
 def maps_of(ranks: int, name: str, plan: str) -> tuple[str, ...]:
     """The maps of a case: all of them, or with four ranks those to which the plan can matter."""
-    if ranks == 4 and plan == "sharded":
-        return OF_PARTS
     if ranks == 4 and (plan == "gather" or (plan == "owner" and name != "fsdp")):
         return OF_WHOLE
     return tuple(MAPS)

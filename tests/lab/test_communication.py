@@ -30,19 +30,14 @@ def test_full_space_on_shards_costs_what_the_formulas_say(ranks: int) -> None:
 def test_at_eight_ranks_gathering_all_of_8b_takes_24_gigabytes() -> None:
     found = costs(EIGHT_B, LOW_RANK, mesh_of("fsdp", 8))
     assert found["gather"].nbytes / 1e9 == pytest.approx(24.4, abs=0.05)
-    assert found["chosen"].nbytes < 0.06 * found["gather"].nbytes
+    assert found["chosen"].nbytes < 0.12 * found["gather"].nbytes
     assert found["chosen"].flops < 1.15 / 8 * found["gather"].flops
 
 
-def test_shards_are_chosen_where_few_columns_are_less_than_a_part_of_the_matrix() -> None:
+def test_matrices_in_parts_go_to_owners() -> None:
     for ranks in RANKS[1:]:
-        for share in shares(EIGHT_B, LOW_RANK, mesh_of("fsdp", ranks)):
-            # Numbers of equal size, one product: ℓ < d/N, with d the side that is cut.
-            margin = share.matrices.m / ranks / EIGHT_B.width
-            if margin > 4:
-                assert share.chosen == "sharded"
-            if margin < 1 / 4:
-                assert share.chosen == "owner"
+        found = shares(EIGHT_B, LOW_RANK, mesh_of("fsdp", ranks))
+        assert {share.chosen for share in found} == {"owner"}
 
 
 def test_the_copies_of_hsdp() -> None:
@@ -89,7 +84,7 @@ def run(*arguments: str) -> str:
 @pytest.mark.parametrize("mesh", MESHES)
 def test_the_command_prints_every_plan_of_both_maps(mesh: str) -> None:
     printed = run("8b", "--ranks", "8", "--mesh", mesh)
-    for plan in ("local", "sharded", "owner", "replicated", "gather", "chosen"):
+    for plan in ("local", "owner", "replicated", "gather", "chosen"):
         assert printed.count(plan) >= 2
     plain = json.loads(run("8b", "--ranks", "8", "--mesh", mesh, "--json"))
     for name, polar in maps_of(EIGHT_B).items():
@@ -107,7 +102,6 @@ def test_the_figure_has_all_plans_from_1_to_1024_ranks(tmp_path: Path) -> None:
     for text in (
         "gather: M to all",
         "owner: M there",
-        "sharded: sums",
         "1024",
         "low rank, ℓ = 208",
     ):

@@ -30,7 +30,6 @@ LEVELS = (
         "distributed.owner",
         "distributed.plans",
         "distributed.resting",
-        "distributed.sharded",
         "distributed.spread",
         "distributed.step",
         "distributed.unstarted",
@@ -45,7 +44,6 @@ LEVELS = (
         "distributed.layout",
         "distributed.ledger",
         "distributed.status",
-        "distributed.summed",
         "distributed.wire",
     },
 )

@@ -147,7 +147,7 @@ def test_bad_parameters(params, error, message):
         ({"maximize": True}, r"option maximize=True in a group.*'muon': leave it out, and negate"),
         ({"algorithm": "adamw", "amsgrad": True}, r"option amsgrad=True.*AdamW here is without it"),
         ({"differentiable": True}, r"option differentiable=True.*no gradient flows through"),
-        ({"plan": "ownr"}, r"plan='ownr': expected one of auto, local, sharded, owner, replicated"),
+        ({"plan": "ownr"}, r"plan='ownr': expected one of auto, local, owner, replicated, gather"),
         ({"algorithm": "sgd", "momentum": 1}, r"momentum=1: expected 0 ≤ momentum < 1"),
         ({"algorithm": "sgd", "momentum": 0}, r"nesterov=True needs momentum > 0; set nesterov"),
     ],
@@ -470,7 +470,9 @@ def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
     shared = Parameter(torch.zeros(1, 3).expand(4, 3))
     with pytest.raises(ValueError, match=r"strides \(0, 1\) for its shape \(4, 3\).*\.clone\(\)"):
         Muon([{"params": [shared], "algorithm": algorithm}])
-    Muon([{"params": [Parameter(torch.zeros(1, 3).expand(1, 3))], "algorithm": algorithm}])
+    one_row = Parameter(torch.zeros(3).as_strided((1, 3), (0, 1)))
+    assert one_row.stride() == (0, 1)  # the row has no neighbour to share memory with
+    Muon([{"params": [one_row], "algorithm": algorithm}])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ plans        which plan the matrices of a parameter take:
   owner        "owner" and "replicated": one rank computes a matrix; M's parts go there, T's come back
     spread       each rank's parts of the matrices, and which rank owns which
     owned_graph  the owner's arithmetic between its two exchanges, as a CUDA graph
-  sharded      "sharded": Algorithm 1 on shards; no matrix is gathered
 carries      what a map carries from step to step, in parts
 resting      matrices in parts that stop because their gradient has become zero
 unstarted    entries of a checkpoint for parameters that were never updated
@@ -21,7 +20,6 @@ status       what ranks agree on before a step: gradients, and errors
 copies       plain parameters that should be alike on all ranks, and are not
 ledger       bytes and FLOPs of every plan, as formulas
 gather       the plan "gather": every rank gathers whole matrices, and computes all of them
-summed       what one rank computes, in the plan "sharded", from a small matrix summed over the ranks
 layout       where the parts of a parameter lie, read once from its mesh and placements
 wire         the collectives themselves
 """

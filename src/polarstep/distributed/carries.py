@@ -19,7 +19,7 @@ from polarstep.optim.stepping.carried import entry, written_over
 from polarstep.optim.stepping.collect import Member, Signature, State
 from polarstep.polar import Draw
 
-__all__ = ["found", "placements", "put", "put_whole", "shapes_of", "spans"]
+__all__ = ["found", "placements", "put", "shapes_of", "spans"]
 
 # Shapes of carries by map and shape of the matrices.
 _SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {}
@@ -63,12 +63,10 @@ def spans(p: Tensor, layout: Layout, count: int, shape: tuple[int, ...]) -> list
     return [box[-1] for box in of_carry.boxes]
 
 
-def found(
-    state: State, member: Member, name: str, shape: tuple[int, ...], *, as_whole: bool = False
-) -> Tensor:
-    """This rank's part of what the last step left under ``name``, or the whole of it."""
+def found(state: State, member: Member, name: str, shape: tuple[int, ...]) -> Tensor:
+    """This rank's part of what the last step left under ``name``."""
     p, X = member.param, state[member.param][entry(name, member.block)]
-    if as_whole or not is_sharded(p):
+    if not is_sharded(p):
         return whole(X)
     if is_sharded(X) and list(X.placements) == placements(p, member.count, shape):
         return local(X)
@@ -108,15 +106,3 @@ def put(
         if is_sharded(p):
             kept = wrapped(kept, p, placed, (member.count, *shape))
         state[p][key] = kept
-
-
-def put_whole(
-    state: State, member: Member, name: str, X: Tensor, finite: Tensor | None = None
-) -> None:
-    """Store this rank's part of ``X``, of which every rank has the whole."""
-    p, shape = member.param, tuple(X.shape[1:])
-    layout = Layout.of(p)
-    if layout is not None and shape:
-        start, stop = spans(p, layout, member.count, shape)[layout.me]
-        X = X[..., start:stop]
-    put(state, member, name, shape, X, finite)

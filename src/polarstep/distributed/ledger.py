@@ -2,10 +2,9 @@
 
 Everything here is for one step of ``count`` matrices of m×n on N ranks, and needs no process group.
 Bytes are the mean over the ranks; all ranks have the mean if shards have one size and N divides the
-number of matrices. An exchange among N ranks is counted as a ring: for a sum of x numbers that all ranks
-get, a rank receives 2(N − 1)/N·x numbers, and (N − 1)/N·x for a gathering. The ranks may hold several
-copies of the matrices (HSDP). Then S = N/copies ranks hold the parts of a copy. ``sharded`` and
-``gather`` stay within a copy, so that N is S there, and owners are taken from all N ranks.
+number of matrices. The ranks may hold several copies of the matrices (HSDP). Then S = N/copies ranks
+hold the parts of a copy. ``gather`` stays within a copy, so that N is S there, and owners are taken from
+all N ranks.
 
     local        nothing
     gather       M:                     (N − 1)/N·mn
@@ -13,12 +12,8 @@ copies of the matrices (HSDP). Then S = N/copies ranks hold the parts of a copy.
                  T back:                (N − 1)/N·mn/S            or the two factors of T's part
     replicated   T to all:              (N − 1)/N·mn              or its two factors, ℓ(m + n)
                  a warm sketch:         ℓ·max(m, n) more numbers of M and of T, with an owner too
-    sharded      sums of ℓ columns:     2(N − 1)/N·ℓ·d for every product that is summed over the shards,
-                                        with d the side that is not cut, and ℓ(ℓ + 1)/2 numbers for
-                                        every Gram matrix
 
-So ``sharded`` receives less than ``owner`` where (1 + h)·ℓ < d_sharded/N at equal precision. FLOPs are
-those of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
+FLOPs are those of matrix products, as ``torch.utils.flop_counter`` counts them on a CPU in float32.
 """
 
 from __future__ import annotations
@@ -33,14 +28,11 @@ from polarstep import flops, products
 from polarstep.polar import Deflated, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.polar.containing import Containing
 from polarstep.polar.rest_norm import vectors_shape
-from polarstep.sketch import Gaussian
 
 __all__ = [
     "AUTO",
     "BY_OWNERS",
-    "FINAL_PASSES",
     "PLANS",
-    "WITHIN_A_COPY",
     "AskedPlan",
     "Plan",
     "SharedMatrices",
@@ -50,21 +42,18 @@ __all__ = [
     "factor_width",
     "flops_per_rank",
     "product_flops",
-    "sharded_reason",
     "whole_flops",
 ]
 
-Plan = Literal["local", "sharded", "owner", "replicated", "gather"]
+Plan = Literal["local", "owner", "replicated", "gather"]
 PLANS: tuple[Plan, ...] = get_args(Plan)
 AskedPlan = Literal["auto"] | Plan  # what a user may ask for
 AUTO: AskedPlan = "auto"
 Side = Literal["rows", "columns"]  # what the ranks have cut
-# Plans that stay among the ranks of one copy. The other plans use the ranks of all copies.
-WITHIN_A_COPY: tuple[Plan, ...] = ("sharded", "gather")
 # Plans in which one rank computes a matrix for all ranks.
 BY_OWNERS: tuple[Plan, ...] = ("owner", "replicated")
 # Passes of Cholesky-QR for the basis Q; between power iterations one pass is enough.
-FINAL_PASSES = 2
+_FINAL_PASSES = 2
 _OPS = products.of(torch.device("cpu"))
 
 
@@ -76,7 +65,7 @@ class SharedMatrices:
     n: int
     count: int
     ranks: int
-    sharded: Side = "rows"
+    cut: Side = "rows"
     """Which side of the matrices the ranks have cut."""
     copies: int = 1
     """How many copies of the matrices the ranks hold; a divisor of N."""
@@ -88,33 +77,13 @@ class SharedMatrices:
                 "every copy lies on as many"
             )
 
-    @property
-    def cut_side(self) -> int:
-        """The length of the side that the ranks have cut."""
-        return self.m if self.sharded == "rows" else self.n
-
-    @property
-    def whole_side(self) -> int:
-        """The length of the other side."""
-        return self.n if self.sharded == "rows" else self.m
-
     def shards(self, plan: Plan) -> int:
         """S, the number of ranks that hold the parts of one copy."""
         return 1 if plan == "replicated" else self.ranks // self.copies
 
     def partners(self, plan: Plan) -> int:
         """The number of ranks that exchange anything in a step."""
-        return self.shards(plan) if plan in WITHIN_A_COPY else self.ranks
-
-
-@dataclass(frozen=True)
-class _Chain:
-    """The products of a sketched map on shards, in the order of Algorithm 1."""
-
-    summed: int  # products whose result is summed over the ranks: the other side × ℓ numbers
-    rough: int  # bases of sharded columns between two products: one pass each
-    final: int  # passes for Q itself, where its rows are sharded
-    small: int  # Gram matrices for the inner map
+        return self.shards(plan) if plan == "gather" else self.ranks
 
 
 def check_plan(plan: object) -> None:
@@ -123,16 +92,7 @@ def check_plan(plan: object) -> None:
         raise ValueError(f"plan={plan!r}: expected one of {', '.join((AUTO, *PLANS))}")
 
 
-def bytes_received(
-    plan: Plan,
-    its: SharedMatrices,
-    polar: PolarMap,
-    *,
-    itemsize: int = 2,
-    sum_itemsize: int = 4,
-    step: int = 1,
-    by_norm: bool = False,
-) -> float:
+def bytes_received(plan: Plan, its: SharedMatrices, polar: PolarMap, *, itemsize: int = 2) -> float:
     """Bytes that a rank receives in one step of the matrices.
 
     Args:
@@ -141,10 +101,6 @@ def bytes_received(
         polar: the map.
         itemsize: bytes of a number of M and T on the way: 2 on a GPU, where a step rounds to bfloat16
             anyway, 4 on a CPU.
-        sum_itemsize: bytes of a number of a sum.
-        step: the step, as a warm sketch takes more products at the first one.
-        by_norm: whether steps are scaled by ‖T‖_F, as with ``lr_scale="rms"``. Ranks that hold parts of
-            the long side then receive one more number for each matrix, ‖T‖²_F.
     """
     m, n, count, shards, ranks = its.m, its.n, its.count, its.shards(plan), its.partners(plan)
     if ranks == 1 or plan == "local":
@@ -153,41 +109,13 @@ def bytes_received(
     others = (ranks - 1) / ranks
     if plan == "gather":
         return count * others * m * n * itemsize
-    if plan == "sharded":
-        each = _sharded_bytes(its, polar, itemsize, sum_itemsize, step, by_norm)
-        return count * others * each
     width, carried = factor_width(polar), _carried(polar, m, n)
     if plan == "replicated":
         return count * others * itemsize * (min(m * n, (width or m * n) * (m + n)) + carried)
-    rows, columns = (m / shards, n) if its.sharded == "rows" else (m, n / shards)
+    rows, columns = (m / shards, n) if its.cut == "rows" else (m, n / shards)
     there = (shards - 1) / shards * (m * n + carried) / ranks
     back = min(rows * columns, (width or m * n) * (rows + columns)) + carried / shards
     return count * itemsize * (there + others * back)
-
-
-def _sharded_bytes(
-    its: SharedMatrices,
-    polar: PolarMap,
-    itemsize: int,
-    sum_itemsize: int,
-    step: int,
-    by_norm: bool,
-) -> int:
-    """Bytes of what all ranks exchange of one matrix by Algorithm 1 on shards."""
-    reason = sharded_reason(polar)
-    if reason is not None:
-        raise ValueError(f"plan='sharded' with {polar!r}: {reason}; expected another plan")
-    assert isinstance(polar, LowRank)
-    chain, ell = _chain(polar, its, step), polar.width
-    triangle = ell * (ell + 1) // 2
-    passes = chain.rough + chain.final
-    summed = chain.summed * ell * its.whole_side * (sum_itemsize + itemsize)  # a sum, then a basis
-    triangles = 2 * triangle * (passes + chain.small) + passes  # a pass has a flag for each matrix
-    scale = 2 + by_norm * chain.small  # the largest entry of each matrix, and its ‖T‖²_F
-    start = 0  # a warm start, of which each rank holds a part
-    if isinstance(polar.finder, Warm) and step > 0 and not chain.small:
-        start = ell * its.whole_side * itemsize
-    return summed + start + (triangles + scale) * sum_itemsize
 
 
 def flops_per_rank(plan: Plan, its: SharedMatrices, polar: PolarMap, *, step: int = 1) -> float:
@@ -198,8 +126,6 @@ def flops_per_rank(plan: Plan, its: SharedMatrices, polar: PolarMap, *, step: in
     if plan == "gather" or ranks == 1:
         return float(count * one)
     busiest = -(-count // ranks)
-    if plan == "sharded":
-        return _sharded_flops(polar, its, step)
     width = factor_width(polar)
     if plan in BY_OWNERS and width is not None:
         lift = flops.matmul(m, width, n)
@@ -218,21 +144,6 @@ def factor_width(polar: PolarMap) -> int | None:
     return polar.width if isinstance(polar, LowRank) else None
 
 
-def sharded_reason(polar: PolarMap) -> str | None:
-    """Why Algorithm 1 on shards does not run ``polar``; ``None`` where it does."""
-    if not isinstance(polar, LowRank):
-        return "not a low-rank map"
-    fresh = polar.finder.fresh_sketch
-    if fresh is None:
-        return f"no rule for {type(polar.finder).__name__} on shards"
-    if not isinstance(fresh.sketch, Gaussian):
-        return f"{type(fresh.sketch).__name__} needs whole columns"
-    inner = polar.inner
-    if not isinstance(inner, NewtonSchulz) or inner.dtype is not None or not inner.ignores_scale:
-        return "the inner map has no Gram form"
-    return None
-
-
 def product_flops(polar: PolarMap, m: int, n: int, step: int = 1) -> int:
     """FLOPs of the matrix products of one call on a CPU in float32, two for each multiply-add.
 
@@ -247,7 +158,7 @@ def product_flops(polar: PolarMap, m: int, n: int, step: int = 1) -> int:
     product = flops.matmul(d0, ell, d1)
     count = _products(polar, step)
     bases = sum(
-        _square(_OPS, ell, d0 if on_short else d1, FINAL_PASSES if last else 1)
+        _square(_OPS, ell, d0 if on_short else d1, _FINAL_PASSES if last else 1)
         for on_short, last in _bases(count)
     )
     inner = polar.inner
@@ -272,42 +183,6 @@ def _small_flops(inner: NewtonSchulz, ell: int) -> int:
     polynomials = inner.polynomials
     powers = sum(len(polynomial) - 2 for polynomial in polynomials)
     return (powers + 3 * (len(polynomials) - 1)) * _square(_OPS, ell, ell, 1)
-
-
-def _sharded_flops(polar: PolarMap, its: SharedMatrices, step: int) -> float:
-    """FLOPs of the busiest rank: 1/N of every large product, and the small work of its own matrices.
-
-    The inner map of a matrix and its bases of summed columns are not divided: one rank computes them.
-    """
-    assert isinstance(polar, LowRank)
-    d0, d1, ell = min(its.m, its.n), max(its.m, its.n), polar.width
-    ranks = its.partners("sharded")
-    chain, busiest = _chain(polar, its, step), -(-its.count // ranks)
-    each = (_products(polar, step) + 2) * flops.matmul(d0, ell, d1)
-    passes = chain.rough + chain.final
-    each += passes * 2 * flops.matmul(its.cut_side, ell, ell)
-    inner = polar.inner
-    assert isinstance(inner, NewtonSchulz)
-    small = _inner_flops(inner, ell, d1)
-    basis = _square(_OPS, ell, its.whole_side, 1)
-    if chain.small:  # B is sharded: its Gram matrix and W·B are shared work
-        lift = flops.matmul(ell, d1, ell) + flops.matmul(ell, ell, d1)
-        small, each = _small_flops(inner, ell), each + lift
-        orths = max(0, chain.summed - 1) * basis + (chain.summed > 0) * FINAL_PASSES * basis
-    else:
-        orths = (chain.summed - 1) * basis
-    return its.count * each / ranks + busiest * (small + orths)
-
-
-def _chain(polar: LowRank, its: SharedMatrices, step: int) -> _Chain:
-    """How many results of each kind are exchanged. Products alternate sides, the short side last."""
-    short_cut = (its.sharded == "rows") == (its.m <= its.n)
-    ends = _bases(_products(polar, step))
-    on_short, on_long = (sum(short == side for short, _ in ends) for side in (True, False))
-    if short_cut:
-        final = FINAL_PASSES if on_short else 0
-        return _Chain(summed=on_long + 1, rough=max(0, on_short - 1), final=final, small=0)
-    return _Chain(summed=on_short, rough=on_long, final=0, small=1)
 
 
 def _bases(count: int) -> list[tuple[bool, bool]]:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.distributed import carries, ledger
-from polarstep.distributed.layout import Layout, is_sharded
+from polarstep.distributed import ledger
+from polarstep.distributed.layout import Layout
 from polarstep.distributed.ledger import (
     AUTO,
     AskedPlan,
@@ -22,10 +22,9 @@ from polarstep.distributed.ledger import (
 from polarstep.matrix import MatrixView
 from polarstep.optim.stepping.collect import momentum_dtype
 from polarstep.optim.transforms import Transform, followed
-from polarstep.polar import LowRank, PolarMap, Warm
-from polarstep.polar.orthonormal import resolved
+from polarstep.polar import PolarMap
 
-__all__ = ["Choice", "asked_of", "chosen_plan", "cut_side", "wire_dtype"]
+__all__ = ["Choice", "asked_of", "chosen_plan", "wire_dtype"]
 
 # FLOPs that a device runs in the time in which a rank receives a byte: about 500 TFLOP/s in bfloat16
 # and 400 GB/s between the GPUs of a node, and 50 GFLOP/s and 2 GB/s between processes on CPUs.
@@ -91,25 +90,17 @@ def _costs(
     possible: list[Plan] = ["local"] if is_whole else ["gather"]
     if pieces is not None:
         possible.append("replicated" if layout.cut == () else "owner")
-    side = cut_side(layout, view)
+    side = _cut_side(layout, view)
     maps = [followed(polar.on(m, n, p.device), transform) for _, m, n in view.shapes]
-    if side is not None and _suits_shards(maps[0], layout, view, side, p):
-        possible.append("sharded")
     size = wire_dtype(polar, p.dtype, p.device).itemsize
-    total = max(p.dtype.itemsize, 4)
     copies = len(layout.ranks) // len(layout.peers)
     costs: dict[Plan, tuple[float, float]] = {}
     for plan in possible:
         nbytes = flops = 0.0
         for (count, m, n), its in zip(view.shapes, maps, strict=True):
-            shared = SharedMatrices(m, n, count, len(layout.ranks), side or "rows", copies)
-            nbytes += ledger.bytes_received(
-                plan,
-                shared,
-                its,
-                itemsize=size if plan != "gather" else p.dtype.itemsize,
-                sum_itemsize=total,
-            )
+            shared = SharedMatrices(m, n, count, len(layout.ranks), side, copies)
+            itemsize = size if plan != "gather" else p.dtype.itemsize
+            nbytes += ledger.bytes_received(plan, shared, its, itemsize=itemsize)
             # The owners of all parameters share the work, so a share need not be a whole matrix.
             flops += ledger.whole_flops(m, n, count, its) / _dividing(plan, layout)
         costs[plan] = (nbytes, flops)
@@ -120,51 +111,18 @@ def _dividing(plan: Plan, layout: Layout) -> int:
     """How many ranks divide the FLOPs of a matrix, or of a stack of experts, among themselves."""
     if plan == "gather" or (plan == "local" and not layout.cut):
         return 1
-    return len(layout.peers) if plan in ("sharded", "local") else len(layout.ranks)
+    return len(layout.peers) if plan == "local" else len(layout.ranks)
 
 
-def cut_side(layout: Layout, view: MatrixView) -> Side | None:
-    """Which side of its matrices the ranks have cut; ``None`` if both or neither, or with ``splits``."""
+def _cut_side(layout: Layout, view: MatrixView) -> Side:
+    """Which side of its matrices the ranks have cut; rows, if they have cut both or neither."""
     pieces = layout.pieces(view)
     if pieces is None or view.is_cut:
-        return None
-    whole = ((0, view.batch), (0, view.rows), (0, view.cols))
-    cut = [
-        any(span != size for span in spans)
-        for spans, size in zip(
-            zip(*((piece.batch, piece.rows, piece.cols) for piece in pieces), strict=True),
-            whole,
-            strict=True,
-        )
-    ]
-    if cut == [False, True, False]:
         return "rows"
-    return "columns" if cut == [False, False, True] else None
-
-
-def _suits_shards(polar: PolarMap, layout: Layout, view: MatrixView, side: Side, p: Tensor) -> bool:
-    """Whether Algorithm 1 runs on the shards of ``p``, with the result of one process."""
-    if not is_sharded(p) or ledger.sharded_reason(polar) is not None:
-        return False
-    assert isinstance(polar, LowRank)
-    if polar.carries and (layout.strided or not _cuts_carries(layout, view, side, p)):
-        return False  # DTensor has no placement for a carry with such shards
-    # Warm starts depend on the basis, and ``orth="products"`` makes another basis than Cholesky-QR.
-    by_products = resolved(polar.finder.orth, p.dtype, p.device) == "products"
-    return not (by_products and isinstance(polar.finder, Warm) and p.device.type == "cpu")
-
-
-def _cuts_carries(layout: Layout, view: MatrixView, side: Side, p: Tensor) -> bool:
-    """Whether a carry that lies along the cut side is cut where the matrix is.
-
-    Six input channels of 3×3 filters on four ranks are 18, 18, 18 and 0 columns; a carry of 54 columns
-    would be cut as 14, 14, 14 and 12.
-    """
-    pieces = layout.pieces(view)
-    assert pieces is not None
-    cut = [piece.rows if side == "rows" else piece.cols for piece in pieces]
-    length = view.rows if side == "rows" else view.cols
-    return cut == carries.spans(p, layout, 1, (1, length))
+    only_columns = all(
+        (piece.batch, piece.rows) == ((0, view.batch), (0, view.rows)) for piece in pieces
+    ) and any(piece.cols != (0, view.cols) for piece in pieces)
+    return "columns" if only_columns else "rows"
 
 
 def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:

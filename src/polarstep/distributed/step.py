@@ -1,9 +1,8 @@
 """One step of all parameters of which other ranks hold a part or a copy.
 
 Every bucket is a generator that yields where it waits for other ranks
-(:mod:`polarstep.distributed.owner`, :mod:`polarstep.distributed.sharded`). The buckets are resumed in
-turn, so that the communication of one runs beside the arithmetic of the others. All ranks resume them
-in the same order.
+(:mod:`polarstep.distributed.owner`). The buckets are resumed in turn, so that the communication of one
+runs beside the arithmetic of the others. All ranks resume them in the same order.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_ma
 from polarstep.distributed.ledger import (
     AUTO,
     BY_OWNERS,
-    WITHIN_A_COPY,
     AskedPlan,
     Plan,
     check_plan,
@@ -29,9 +27,8 @@ from polarstep.distributed.ledger import (
 from polarstep.distributed.local import LocalState, localized
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.owner import Trip
-from polarstep.distributed.plans import Choice, asked_of, chosen_plan, cut_side
+from polarstep.distributed.plans import Choice, asked_of, chosen_plan
 from polarstep.distributed.resting import let_parts_rest
-from polarstep.distributed.sharded import Shards, sharded_step
 from polarstep.distributed.spread import Part, Spread, balanced
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.stepping.by_tensors import PlainStep
@@ -201,6 +198,7 @@ class Split:
         self._runs: list[BucketSteps] = []
         self._active: list[BucketSteps] = []
         self._found: PartsOfT = []
+        self._sources: dict[int, tuple[Work, int]] = {}  # of parameters that ranks compute together
         self._targets: dict[int, Target] = {}
         local_state.begin(self._whole_here())
         # Parameters whose whole matrices lie on this rank, for the steps of a single process.
@@ -248,39 +246,24 @@ class Split:
     def begin(self, plain: PlainStep) -> None:
         """Advance the momentum of matrices that ranks compute together, and begin to send M."""
         owned: dict[Any, Spread] = {}
-        sharded: dict[Any, Shards] = {}
         for w in range(len(self._works)):
-            far = self._selected(w, *BY_OWNERS, "sharded")
+            far = self._selected(w, *BY_OWNERS)
             lasting = far.without_gradients()  # trips keep their members until the next step
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
                     continue
-                momentum_of(p, self._state[p], stored_dtype(far.group, p))
                 layout = self._distribution.layout_of(p)
                 assert layout is not None
-                self._targets[id(p)] = Target(far, index, self._state)
+                self._sources[id(p)] = (far, index)
                 for signature, member in members_of(lasting, index, self._state):
                     # As in by_tensors, momentum and skipping are handled per parameter, not per bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
-                    choice = self._distribution.choice(far.group, p)
-                    if choice is not None and choice.plan == "sharded":
-                        side = cut_side(layout, member.view)
-                        assert side is not None
-                        key = (its, layout.ranks, layout.pieces(member.view), side)
-                        shards = sharded.setdefault(
-                            key,
-                            Shards(its, [], layout, side, self.errors),
-                        )
-                        shards.members.append(member)
-                    else:
-                        spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
-                        spread.members.append(member)
-                        spread.layouts.append(layout)
+                    spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
+                    spread.members.append(member)
+                    spread.layouts.append(layout)
         buckets = list(owned.values())
         for trip in self._distribution.trips(buckets):
             self._runs.append(self._owned(trip, plain))
-        for shards in sharded.values():
-            self._runs.append(self._sharded(shards, plain))
         self._active = list(self._runs)
         self._advance()
 
@@ -296,29 +279,35 @@ class Split:
         self._active = going
 
     def _owned(self, trip: Trip, plain: PlainStep) -> BucketSteps:
-        targets = [self._targets[id(member.param)] for member in trip.bucket.members]
+        target = lambda i: self._target(trip.bucket.members[i].param)  # noqa: E731
         numbers = lambda: plain.drawn(trip.bucket.signature)  # noqa: E731
-        return trip.step(targets, self._state, numbers, self.errors, self._distribution.graphs)
+        return trip.step(target, self._state, numbers, self.errors, self._distribution.graphs)
 
-    def _sharded(self, shards: Shards, plain: PlainStep) -> BucketSteps:
-        targets = [self._targets[id(member.param)] for member in shards.members]
-        numbers = plain.drawn(shards.signature)
-        parts = yield from sharded_step(shards, targets, self._state, numbers)
-        return [(m, [(None, T)]) for m, T in zip(shards.members, parts, strict=True)]
+    def _target(self, p: Tensor) -> Target:
+        """The parameter during this step; made where an error of it does not leave ranks waiting."""
+        if id(p) not in self._targets:
+            self._targets[id(p)] = Target(*self._sources[id(p)], self._state)
+        return self._targets[id(p)]
 
     def finish(self) -> None:
         """Complete the exchange, and update this rank's parts of the parameters."""
         while self._active:
             self._advance()
+        try:
+            self._update()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _update(self) -> None:
+        # A bucket that has failed leaves no T of its blocks.
+        new = torch.zeros_like if self.errors else torch.empty_like
         updates: dict[int, Tensor] = {}
         for member, parts in self._found:
             X = local(member.param)
             if X.numel() == 0:
                 continue
             if id(member.param) not in updates:  # contiguous, also where X is in channels_last
-                updates[id(member.param)] = torch.empty_like(
-                    X, memory_format=torch.contiguous_format
-                )
+                updates[id(member.param)] = new(X, memory_format=torch.contiguous_format)
             self._write(member, parts, updates[id(member.param)])
         ready = []
         for key, U in updates.items():
@@ -351,6 +340,12 @@ class Split:
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""
+        try:
+            self._settle()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _settle(self) -> None:
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():
@@ -376,5 +371,5 @@ class Split:
 
     def let_rest(self) -> None:
         """Stop matrices in parts whose gradients have become zero; all ranks decide together."""
-        works = [self._selected(w, *BY_OWNERS, *WITHIN_A_COPY) for w in range(len(self._works))]
+        works = [self._selected(w, *BY_OWNERS, "gather") for w in range(len(self._works))]
         let_parts_rest(works, self._distribution.layout_of, self._state)

@@ -123,9 +123,9 @@ class Muon(Checkpointed):
             matrices for one another, the graph has the polar map alone
             (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
         plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
-            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"sharded"``,
-            ``"owner"``, ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may
-            have a ``"plan"`` of its own. The result of a step does not depend on it.
+            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"owner"``,
+            ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may have a
+            ``"plan"`` of its own. The result of a step does not depend on it.
         process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
             the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
             its plain parameters by itself. The ranks of a ``DTensor`` are those of its mesh.
@@ -385,7 +385,7 @@ class Muon(Checkpointed):
             self._arrivals.note_first(self.param_groups, self.state)
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
-            self._over_ranks.tell_of_failure()
+            self._over_ranks.end_step(self.param_groups)
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
 
     def _error_of_changes(self) -> Exception | None:

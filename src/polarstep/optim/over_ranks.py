@@ -2,7 +2,7 @@
 
 The ranks first agree on what has a gradient, and on any error: an error raised on one rank alone would
 leave the others waiting. Then each rank does its share of the work (:mod:`polarstep.distributed.step`).
-An error inside that share is raised by all ranks together at the next step, when they agree again.
+An error inside that share is raised by all ranks together when the step ends.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from polarstep.distributed.status import (
     agreed,
     all_finite,
     in_common,
+    stop_together,
 )
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders
@@ -38,7 +39,7 @@ __all__ = ["StepOverRanks"]
 
 
 class StepOverRanks:
-    """The steps of an optimizer on its ranks, and the error that the last shared step left."""
+    """The steps of an optimizer on its ranks, and the error of this rank's share of a step."""
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
@@ -78,7 +79,7 @@ class StepOverRanks:
             if whole:
                 stand_ins = self._distribution.local_state(state).stand_ins(whole)
             return [collect(group, stand_ins=stand_ins) for group in groups]
-        error, self._failure = self._failure or error, None
+        self._failure = None
         try:
             if spread is not self._made_from[0]:
                 for p, layout in spread:
@@ -93,7 +94,8 @@ class StepOverRanks:
         layouts = {id(p): layout for p, layout in spread}
         steps = [group.get("step", 0) for group in groups]
         options = lambda i: self._options.of(i, groups[i])  # noqa: E731
-        report = Report(steps, options, error, hooked, self.loaded, everywhere)
+        states = lambda its: _state_codes(its, groups, state)  # noqa: E731
+        report = Report(steps, options, states, error, hooked, self.loaded, everywhere)
         sizes = [len(group["params"]) for group in groups]
         common = self._in_common(groups, spread, sizes)
         self._agreement = agreed(common, report)
@@ -156,14 +158,14 @@ class StepOverRanks:
     ) -> None:
         """Do this rank's share of the work on the matrices of ``muon``.
 
-        An error in it is told at the next step: other ranks wait for what this rank has to send.
+        An error in it is told when the step ends: other ranks wait for what this rank has to send.
         """
         split = self._distribution.split(muon, state, hooked=self._agreement.hooked)
         hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
-        let_rest(split.here, split.state)
         split.let_rest()
         split.begin(plain)
         try:
+            let_rest(split.here, split.state)
             updated = replayed(split.here, split.state, hooks)
             plain(split.here, split.state, hooks, skip=updated, errors=split.errors)
         except Exception as error:
@@ -182,11 +184,14 @@ class StepOverRanks:
         except Exception as error:
             self._failure = self._failure or error
 
-    def tell_of_failure(self) -> None:
-        """Warn of an error in this rank's share, which all ranks will raise at the next step.
+    def end_step(self, groups: list[Group]) -> None:
+        """Raise on all ranks if one of them has failed in its share of the step.
 
-        Warn also of parameters that should be copies of one another and are not.
+        Warn of parameters that should be copies of one another and are not.
         """
+        step = max((group.get("step", 0) for group in groups), default=0)
+        end = f"the end of step {max(0, step - 1)} of the optimizer"
+        stop_together(self._common, self._agreement.back, self._failure, end)
         told, self._differences = self._differences, None
         if told is not None:
             warnings.warn(
@@ -197,13 +202,25 @@ class StepOverRanks:
                 "process_group",
                 stacklevel=callers_level(),
             )
-        if self._failure is not None:
-            warnings.warn(
-                f"{type(self._failure).__name__}: {self._failure}; this rank may not have updated all "
-                "of its matrices, and all ranks will raise this error at the next step",
-                RuntimeWarning,
-                stacklevel=callers_level(),
-            )
+
+
+def _state_codes(its: Common, groups: list[Group], state: State) -> list[int]:
+    """How many of the entries that ranks exchange the state of each parameter has."""
+    names: dict[int, tuple[str, ...]] = {}
+    for i in its.groups:
+        group = groups[i]
+        if group["algorithm"] == "muon":
+            names |= dict.fromkeys(map(id, group["params"]), _exchanged(group))
+    return [
+        sum(name in state[p] for name in names.get(id(p), ())) if p in state else 0
+        for p in its.params
+    ]
+
+
+def _exchanged(group: Group) -> tuple[str, ...]:
+    """The entries of the state of a parameter in a Muon group of which ranks may exchange parts."""
+    transform = group["transform"]
+    return ("momentum_buffer", *group["polar"].carries, *(transform.carries if transform else ()))
 
 
 def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:

@@ -2,8 +2,8 @@
 
 The formulas are those of :mod:`polarstep.distributed.ledger`. This module says how a workload lies on
 a mesh, which plans the mesh allows, and which plan each shape takes. Costs are those on GPUs: M and T
-are sent in bfloat16, sums in float32; today's ``gather`` sends M in float32. Only Muon's matrices are
-counted, and only the optimizer's own step: the gradients are exchanged before it, by DDP or FSDP2.
+are sent in bfloat16; today's ``gather`` sends M in float32. Only Muon's matrices are counted, and only
+the optimizer's own step: the gradients are exchanged before it, by DDP or FSDP2.
 """
 
 from __future__ import annotations
@@ -12,11 +12,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
 from polarstep import LowRank, NewtonSchulz
 from polarstep.distributed import ledger
-from polarstep.distributed.ledger import PLANS, Plan, SharedMatrices, Side
+from polarstep.distributed.ledger import Plan, SharedMatrices, Side
 from polarstep.distributed.plans import FLOPS_PER_BYTE
 from polarstep.polar import PolarMap
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
@@ -40,11 +38,8 @@ MESHES: tuple[MeshName, ...] = ("ddp", "fsdp", "hsdp", "tp")
 NODE = 8
 """GPUs of a node: with hsdp, parameters are sharded within a node and copied to the others."""
 
-# Whether a map sketches a shape depends on the device. The ledger's formulas decide it as on a CPU.
-_DEVICE = torch.device("cpu")
-
-WIRE, SUM, STATE = 2, 4, 4
-"""Bytes of a number of M or T on the way, of a sum, and of a parameter."""
+WIRE, STATE = 2, 4
+"""Bytes of a number of M or T on the way, and of a parameter."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class Mesh:
             return ("local",)
         if self.shards == 1:
             return ("local", "replicated")
-        return ("sharded", "owner", "gather")
+        return ("owner", "gather")
 
 
 @dataclass(frozen=True)
@@ -138,24 +133,15 @@ def shares(workload: Workload, polar: PolarMap, mesh: Mesh) -> Iterator[Share]:
         Stored(m, n, count) for (m, n), count in workload.matrices
     )
     for its in stored:
-        by_plan = {
-            plan: _cost(plan, its, polar, mesh)
-            for plan in mesh.plans
-            if plan != "sharded" or ledger.sharded_reason(polar.on(its.m, its.n, _DEVICE)) is None
-        }
+        by_plan = {plan: _cost(plan, its, polar, mesh) for plan in mesh.plans}
         yield Share(its, by_plan, min(by_plan, key=lambda plan: _price(plan, its, polar, mesh)))
 
 
 def costs(workload: Workload, polar: PolarMap, mesh: Mesh) -> dict[str, RankCost]:
-    """Cost of the whole step by plan, and of the ``"chosen"`` plans together.
-
-    A plan has a cost only where every shape can take it.
-    """
+    """Cost of the whole step by plan, and of the ``"chosen"`` plans together."""
     found = list(shares(workload, polar, mesh))
     total: dict[str, RankCost] = {
-        plan: sum((share.by_plan[plan] for share in found), RankCost())
-        for plan in PLANS
-        if all(plan in share.by_plan for share in found)
+        plan: sum((share.by_plan[plan] for share in found), RankCost()) for plan in mesh.plans
     }
     total["chosen"] = sum((share.by_plan[share.chosen] for share in found), RankCost())
     return total
@@ -166,7 +152,7 @@ def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> RankCost:
     copies = mesh.ranks // mesh.shards
     shared = SharedMatrices(its.m, its.n, its.count, mesh.ranks, side, copies)
     size = STATE if plan == "gather" else WIRE
-    nbytes = ledger.bytes_received(plan, shared, polar, itemsize=size, sum_itemsize=SUM)
+    nbytes = ledger.bytes_received(plan, shared, polar, itemsize=size)
     # With whole copies, local means that every rank computes everything.
     if plan == "local":
         return RankCost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
@@ -176,5 +162,5 @@ def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> RankCost:
 def _price(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> float:
     """What the optimizer compares: FLOPs of an even share, plus bytes in FLOPs of the same time."""
     whole = ledger.whole_flops(its.m, its.n, its.count, polar)
-    dividing = {"local": 1, "gather": 1, "sharded": mesh.shards}.get(plan, mesh.ranks)
+    dividing = {"local": 1, "gather": 1}.get(plan, mesh.ranks)
     return whole / dividing + FLOPS_PER_BYTE["cuda"] * _cost(plan, its, polar, mesh).nbytes

@@ -21,14 +21,12 @@ RANKS = tuple(2**k for k in range(11))
 COLOURS = {
     "gather": "#c97a04",
     "owner": "#2a62f0",
-    "sharded": "#a11a00",
     "local": "#6b6875",
     "replicated": "#1f9a5f",
 }
 FORMULAS = {
     "gather": "gather: M to all, (N − 1)/N · mn",
     "owner": "owner: M there, T back, ≤ 2(N − 1)/N² · mn",
-    "sharded": "sharded: sums of ℓ columns",
     "local": "local: every rank computes everything",
     "replicated": "replicated: T or its factors to all",
 }
