@@ -91,8 +91,8 @@ class MistakeWarnings:
             warnings.warn(
                 f"Muon's learning rate was at most {self._highest:g} in the first {LOOKED_AT} steps, "
                 "and the matrices hardly move: expected 0.005 to 0.05 for training and 0.001 to 0.005 "
-                "for fine-tuning. Rates of AdamW, as 3e-4, are not Muon's: try lr=0.02, which also sets the "
-                "rates of everything else. If this is a long warm-up, all is well",
+                "for fine-tuning. Rates of AdamW, as 3e-4, are not Muon's: try lr=0.02, which also sets "
+                "the rates of everything else. If this is a long warm-up, all is well",
                 stacklevel=callers_level(),
             )
 

@@ -154,17 +154,17 @@ def muon_for(
             parameter is not initialized yet.
 
     >>> from polarstep import Exact
-    >>> layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
+    >>> layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
     >>> optimizer = muon_for(nn.Sequential(*layers), 0.02, polar=Exact(), heads=AdamW(lr=1e-3))
     >>> print(optimizer.routes)
-    parameter        as matrices  algorithm                 polar map         why
-    {0,2}.weight ×2  32×32        Muon, lr 0.02             Exact(rtol=None)  hidden: Linear
-    4.weight         3×32         AdamW, 0.001 = lr × 0.05  –                 head: the model's last layer
-    {0,2}.bias ×2    32           AdamW, 0.003 = lr × 0.15  –                 vector: bias of Linear
-    4.bias           3            AdamW, 0.003 = lr × 0.15  –                 vector: bias of Linear
+    parameter  as matrices  algorithm                 polar map         why
+    0.weight   32×32        Muon, lr 0.02             Exact(rtol=None)  hidden: Linear
+    2.weight   3×32         AdamW, 0.001 = lr × 0.05  –                 head: the model's last layer
+    0.bias     32           AdamW, 0.003 = lr × 0.15  –                 vector: bias of Linear
+    2.bias     3            AdamW, 0.003 = lr × 0.15  –                 vector: bias of Linear
     <BLANKLINE>
-    Muon   2,048 parameters  in 2 tensors  92.6%
-    AdamW    163 parameters  in 4 tensors   7.4%
+    Muon   1,024 parameters  in 1 tensor   88.7%
+    AdamW    131 parameters  in 3 tensors  11.3%
     >>> for group in optimizer.param_groups:
     ...     if group["role"] == "head":
     ...         group["lr_factor"] /= 2
