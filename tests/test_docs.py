@@ -246,7 +246,6 @@ STATED = {
         "at most 1.06 times",
         "PolarExpress steps 0.15 to 0.20",
         "steps 0.11 to 0.19",
-        "scaled only, 0.200",
         "one step 0.19 to 0.21",
         "gradients of size 0.1, v is 0.26 where float32 has 0.027",
         "above γ by 0.15 to 0.45 with a power iteration, and by up to 0.65 without",

@@ -581,7 +581,7 @@ def test_a_run_may_sketch_fast(name, sketch, power):
     assert polar.inner == ps.NewtonSchulz(4, "polar-express-sketch")
 
 
-@pytest.mark.parametrize("rest", ["dropped", "scaled", "lifted"])
+@pytest.mark.parametrize("rest", ["dropped", "lifted"])
 def test_a_run_may_keep_the_rest_of_its_sketch(rest):
     plain = resolve("nanogpt-toy", "rand-muon")
     config = apply_axis(plain, "rest", rest)
@@ -594,7 +594,7 @@ def test_a_run_may_keep_the_rest_of_its_sketch(rest):
         assert polar == head
         return
     assert (polar.head, polar.full) == (head, head.inner)
-    assert polar.rest == (None if rest == "scaled" else ps.NewtonSchulz(1, "flat"))
+    assert polar.rest == ps.NewtonSchulz(1, "flat")
     more = sum(polar.flops(m, n) - head.flops(m, n) for m, n in model.matrix_shapes())
     spent = optimizer_gflops(model, config) - optimizer_gflops(model, plain)
     assert spent == pytest.approx(more / 1e9)
