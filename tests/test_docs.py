@@ -209,6 +209,12 @@ STATED = {
         "compute capability 8.0",
     ),
     "rates and momenta that were set": (
+        "0.15 times the size of",
+        "7.5 × RMS",
+        "0.15 × RMS",
+        "entries begin at 0.02",
+        "other vectors have 0.15",
+        "an RMS below 0.002, have 0.15 too",
         "(0.1)",
         "(0.01)",
         "(0.02)",
@@ -234,9 +240,7 @@ STATED = {
         "higher at 0.02 than at 0.014, so rows at 0.02",
         "at β₂ = 0.95",
         "up to β₂ = 0.99; the default is 0.95. At β₂ = 0.999",
-        "goes down from 0.02",
         "from 0.85 to 0.95 and from 0.8 to 0.9",
-        "beside a Muon of 0.02",
     ),
     "asserted by the test that the page names, or by code on it": (
         "at most 1.06 times",

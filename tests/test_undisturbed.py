@@ -5,11 +5,13 @@ autocast, torch's two settings for TF32, the current GPU, and torch.inference_mo
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -296,6 +298,50 @@ def test_the_last_of_several_threads_restores_the_setting():
     thread.join()
     assert found[0][1] in WHOLE
     assert settings() == before
+
+
+def interrupted_at(number: int) -> bool:
+    """Whether Ctrl-C came at the ``number``-th place of the switch at which Python looks for signals.
+
+    Python does so where a function begins and where a call has ended.
+    """
+    left = number
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        looks = frame if event in ("call", "c_return") else frame.f_back
+        if event == "c_call" or looks is None:
+            return
+        if looks.f_code.co_filename == undisturbed_settings.__file__:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        with undisturbed():
+            pass
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@over_settings
+def test_the_setting_comes_back_after_ctrl_c_anywhere(setting):
+    """At once, or, where Ctrl-C came outside of every ``try``, after the next step."""
+    setting()
+    before, at_once = settings(), []
+    for number in itertools.count(1):
+        if not interrupted_at(number):
+            break
+        at_once.append(settings() == before)
+        with undisturbed():
+            assert {*settings()[1:3]} <= WHOLE
+        assert settings() == before, number
+    assert len(at_once) > 20
+    assert sum(at_once) > 0.8 * len(at_once)
 
 
 @over_solvers()
