@@ -79,10 +79,6 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         "Kaczmarz h=½": sampled,
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
         f"the paper's{ROWS}": ps.LowRank(rank, 8, always_sketch=True),
-        "Deflated warm, scaled": ps.Deflated(warm),
-        "Deflated Kaczmarz h=½, scaled": ps.Deflated(sampled),
-        "Deflated h=1, scaled": ps.Deflated(fresh),
-        f"Deflated h=1, scaled{ROWS}": ps.Deflated(fresh),
         "Deflated h=1, one step": ps.Deflated(fresh, flat),
         "Deflated h=1, two steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "flat")),
         "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "quintic")),
@@ -105,7 +101,6 @@ def wide_maps() -> dict[str, ps.PolarMap]:
         name: lifted,
         f"{name} in 16 bits": sixteen_bits,
         f"{name}{ROWS}": lifted,
-        "Deflated warm, ℓ = 512, scaled": ps.Deflated(head),
     }
 
 

@@ -11,8 +11,8 @@ options       the options of a group, and every check of them. Some have a file:
               transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
 given, flattened, misnamed
               what callers give: parameters, those that FSDP1 has cut, options under other names
-added, rates, names
-              groups added during a run: the rule of each parameter, the rate of each rule, and names
+rates         the learning rate of a group: lr, which all groups share, times the group's lr_factor
+added, names  groups added during a run: the rule of each parameter, and names
 routing/      muon_for: the rule of each parameter of a model
 guards/       misuse that a step must notice: it raises or warns
 checkpoints/  saving, loading and pickling

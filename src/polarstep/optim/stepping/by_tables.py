@@ -27,7 +27,6 @@ from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
 from polarstep.optim.stepping.low_precision import is_compensated, momentum_of, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 from polarstep.undisturbed import on_device
@@ -249,8 +248,6 @@ class TableBucket:
         T, two = polar.T, polar.two_factors
         if two is not None:
             update_from_factors(X, *two, *tables, **where)
-        elif isinstance(T, FlatProduct):
-            update_from_factors(X, T.L, T.R, *tables, plus=(T.A, T.inverse), **where)
         elif isinstance(T, RowProduct):
             update_from_rows(X, T, *tables, **where)
         elif isinstance(T, ScaledRows):
