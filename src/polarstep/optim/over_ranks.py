@@ -15,7 +15,7 @@ from torch import Tensor
 
 from polarstep.bucket import Draws, Observed, PolarHook
 from polarstep.callers_level import callers_level
-from polarstep.distributed.copies import words_of_differences
+from polarstep.distributed.copies import Watch, words_of_differences
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.status import (
     Agreement,
@@ -52,6 +52,8 @@ class StepOverRanks:
         # Whether a state may have come since the last step, as by load_state_dict. A copy may hold one.
         self.loaded = True
         self._differences: str | None = None  # between copies on ranks, in words
+        self._watch = Watch()
+        self._warned = False  # of differences, since a state has come
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
@@ -104,6 +106,8 @@ class StepOverRanks:
         if self._agreement.loaded:
             drop_placeholders(groups, state, self._agreement.loaded)
             self._differences = words_of_differences(common, self._agreement.loaded)
+            self._warned = False
+        self._watch.look(common, layouts, groups)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
             (flag, layouts[id(p)])
@@ -187,15 +191,19 @@ class StepOverRanks:
         """
         step = max((group.get("step", 0) for group in groups), default=0)
         end = f"the end of step {max(0, step - 1)} of the optimizer"
-        stop_together(self._common, self._agreement.back, self._failure, end)
-        told, self._differences = self._differences, None
-        if told is not None:
+        largest = stop_together(
+            self._common, self._agreement.back, self._failure, end, self._watch.told()
+        )
+        told, self._differences = self._differences or self._watch.words(largest), None
+        if told is not None and not self._warned:
+            self._warned = True
             warnings.warn(
-                f"{told} differ between ranks. With process_group=… all of them must have the same "
-                "values and the same gradients, or each goes on with a model of its own. Expected "
-                "DistributedDataParallel(model), which sends the values of rank 0 to all and averages "
-                "the gradients in every backward pass outside no_sync(); without it, give no "
-                "process_group",
+                f"{told} differ between ranks. Copies of a parameter, as with process_group=… or HSDP, "
+                "must have the same values and the same gradients on all ranks, or each goes on with a "
+                "model of its own. Expected DistributedDataParallel(model), which sends the values of "
+                "rank 0 to all and averages the gradients in every backward pass outside no_sync(), or "
+                "fully_shard, without set_requires_all_reduce(False) in the last backward pass before a "
+                "step; without such copies, give no process_group",
                 stacklevel=callers_level(),
             )
 
