@@ -27,7 +27,7 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.distributed.owner import Trip
 from polarstep.distributed.step import Split
-from polarstep.optim.stepping.target import Target
+from polarstep.engines.torch import Target
 from polarstep.polar import Warm
 
 STEPS = 3
@@ -38,7 +38,7 @@ SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3, "quinti
 WITH_STATE: dict[str, dict[str, Any]] = {
     "warm": {"polar": WARM, "nonfinite": "skip"},
     "warm, skip": {"polar": replace(SKETCHED, sketch=ps.Warm()), "nonfinite": "skip"},
-    "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
+    "deflated": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
     "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
 }
 

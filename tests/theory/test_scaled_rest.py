@@ -20,8 +20,6 @@ from tests.theory.matrices import (
 )
 
 from polarstep import Exact, certify, rng
-from polarstep.polar.rest_norm import FRESH, MARGIN, rest_norm
-from polarstep.products.start_vectors import first_vectors
 from polarstep.theory import bounds
 
 # γ
@@ -165,110 +163,6 @@ def test_nu_is_attained_where_head_and_rest_share_a_row():
     assert bounds.deflated_nu() == pytest.approx(nu, abs=1e-12) == math.sqrt(2) - 1
     assert bounds.deflated_nu(overlap=0.5) == pytest.approx(math.sqrt(1.5) - 1)
     assert bounds.deflated_nu(too_small=0.3) == pytest.approx(math.hypot(1, 1 / 0.7) - 1)
-
-
-# How long a step can be: κ, the estimate of ‖R‖_op, and δ
-
-WIDE, LONG, ELL = 768, 3072, 128
-
-
-def least_delta(m, n, unseen):
-    """The least δ/‖R‖_op that the bound allows for: ‖T‖²_op = 1 + (‖R‖_op/δ)²."""
-    return (bounds.longest_deflated_step(m, n, unseen=unseen) ** 2 - 1) ** -0.5
-
-
-@pytest.mark.parametrize("carried", ["flat", "a few directions", "one direction", "none"])
-def test_the_vectors_hold_as_much_of_a_new_direction_as_is_said(carried):
-    """κ of directions that are orthogonal to the carried vectors; a percent of them has less."""
-    n, count = LONG, 4000
-    g = rng.generator("carried", carried)
-    lengths = {"flat": 16, "a few directions": 4, "one direction": 1, "none": 0}[carried]
-    W = torch.zeros(n, 16, dtype=torch.float64)
-    W[:16, :16] = torch.eye(16)
-    W[:, lengths:] = 0
-    W *= (16 / max(lengths, 1)) ** 0.5
-    V = W + FRESH * first_vectors(WIDE, n, torch.device("cpu"))[0].double().mT
-    r = torch.randn(n, count, generator=g, dtype=torch.float64)
-    r[:16] = 0
-    kappa = (torch.linalg.qr(V).Q.mT @ r).square().sum(0) / r.square().sum(0)
-    for unseen in (0.01, 0.2):
-        floor = least_delta(WIDE, n, unseen)
-        below = MARGIN * bounds.subspace_norm_floor(kappa) < floor
-        assert float(below.double().mean()) <= 1.2 * unseen
-        if carried == "flat":  # the worst that can be carried; the bound gives little away
-            assert float(below.double().mean()) >= 0.5 * unseen
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_the_norm_that_vectors_see_is_above_its_floor(count):
-    sigma = random_spectra(60, 16, seed=4)
-    R = with_spectrum(sigma, 16, 24, seed=4)
-    r = torch.linalg.svd(R).Vh[:, 0, :, None]
-    for part in (0.01, 0.3, 1.0):
-        V = torch.randn(60, 24, count, generator=rng.generator("v", count), dtype=R.dtype)
-        V[..., :1] += r * 5 * part
-        V = torch.linalg.qr(V).Q
-        kappa = (V.mT @ r).square().sum((-2, -1))
-        W = R.mT @ torch.linalg.qr(R @ V).Q
-        seen = torch.linalg.matrix_norm(W, 2) / sigma[:, 0]
-        assert (seen >= bounds.subspace_norm_floor(kappa) - 1e-12).all()
-
-
-@pytest.mark.parametrize("kappa", [0.5, 0.065, 0.001])
-def test_the_floor_is_attained(kappa):
-    root = math.sqrt(kappa)
-    y = root / (1 + root)
-    R = torch.diag(torch.tensor([1.0, math.sqrt(y)], dtype=torch.float64))
-    v = torch.tensor([[root], [math.sqrt(1 - kappa)]], dtype=torch.float64)
-    u = R @ v
-    seen = float(torch.linalg.vector_norm(R.mT @ u) / torch.linalg.vector_norm(u))
-    assert float(bounds.subspace_norm_floor(kappa)) == pytest.approx(seen, rel=1e-12)
-
-
-def test_the_margin_covers_what_the_docstring_says():
-    floor = bounds.subspace_norm_floor
-    assert MARGIN * float(floor(0.5)) >= 1
-    assert MARGIN * float(floor(0.45)) < 1
-    assert MARGIN * float(floor(0.065)) >= 0.7
-
-
-def test_a_mass_outside_its_range_is_refused():
-    for bad in (math.nan, 1.5, -0.1):
-        with pytest.raises(ValueError, match=f"mass={bad}: expected.*0 ≤ κ ≤ 1"):
-            bounds.subspace_norm_floor(bad)
-
-
-def ratios(size, seeds):
-    """δ/‖R‖_op for directions of ``size`` that are new in a flat rest of size one.
-
-    The rest begins in columns of M that were zero before. The head holds the first rows of M.
-    """
-    Q = torch.eye(WIDE, ELL, dtype=torch.float32)[None]
-    flat, carried = torch.eye(WIDE, LONG, dtype=torch.float32)[None], None
-    for _ in range(2):
-        carried = rest_norm(flat, Q, flat[:, :ELL], 2.0**-23, vectors=carried).vectors
-    found = []
-    for seed in seeds:
-        g = rng.generator("new direction", seed)
-        u = torch.randn(WIDE, 1, generator=g, dtype=torch.float32)
-        v = torch.randn(1, LONG - WIDE, generator=g, dtype=torch.float32)
-        u[:ELL] = 0
-        M = flat.clone()
-        M[0, :, WIDE:] = size * (u / u.norm()) @ (v / v.norm())
-        estimate = rest_norm(M, Q, M[:, :ELL], 2.0**-23, vectors=carried.clone())
-        found.append(1 / float(estimate.inverse) / (1 + size**2) ** 0.5)
-    return found
-
-
-def test_delta_on_768x3072_is_above_its_floor(monkeypatch):
-    """A new direction of the worst size; with less of the first vectors δ is far below the floor."""
-    floor = least_delta(WIDE, LONG, 0.001)
-    worst = min(ratios(6.0, range(16)))
-    assert floor <= worst <= 1.2 * floor
-    assert min(ratios(2.0, range(2)) + ratios(40.0, range(2))) > 1.5 * worst
-    assert min(ratios(10.0, range(3))) > floor
-    monkeypatch.setattr("polarstep.polar.rest_norm.FRESH", 2.0**-5)
-    assert max(ratios(10.0, range(3))) < floor
 
 
 FLAT = torch.ones(8, dtype=torch.float64)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from polarstep.float64 import has_float64
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.flat_step import FlatOperations
 from polarstep.products.plain import plain_product, product_like
 from polarstep.products.row_product import RowProduct
@@ -178,7 +177,7 @@ class Products(FlatOperations):
 
     def normalized_rows(
         self,
-        T: Tensor | RowProduct | FlatProduct,
+        T: Tensor | RowProduct,
         beta2: float,
         known: Tensor | None,
         dtype: torch.dtype,

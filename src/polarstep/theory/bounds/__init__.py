@@ -57,7 +57,6 @@ from polarstep.theory.bounds.scaled_rest import (
     deflated_nu,
     expected_deflated_gamma,
     expected_deflated_nu,
-    subspace_norm_floor,
 )
 
 __all__ = [
@@ -99,7 +98,6 @@ __all__ = [
     "scaled_momentum",
     "sketched_rest_bound",
     "smallest_batch",
-    "subspace_norm_floor",
     "summed_gradient_bound",
     "summed_momentum_error_bound",
     "universal_bound",

@@ -51,7 +51,7 @@ from polarstep.polar.rest_norm import FACTOR, rest_size
 from polarstep.products.start_vectors import SIGNS, norm_products
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.polar_maps import sketched_rest_bound
-from polarstep.theory.bounds.scaled_rest import DELTA, longest_scaled_step, quantile
+from polarstep.theory.bounds.scaled_rest import DELTA, quantile
 
 __all__ = [
     "certified_deflated_gamma",
@@ -346,15 +346,13 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
 
 
 def longest_deflated_step(
-    m: int, n: int, polynomials: Polynomials = (), *, unseen: float = 0.01
+    m: int, n: int, polynomials: Polynomials, *, unseen: float = 0.01
 ) -> float:
     """A bound on ‖T‖_op of a deflated map of m×n matrices, for all leading directions but a share.
 
-    ``polynomials`` are those of the steps on the rest, and none for a rest that is only scaled.
-    ``unseen`` is the share of directions for which the bound may be exceeded. It holds for any spectrum.
-    The worst is a single direction above a flat rest: all other singular values of X₀ are some two
-    thirds of the first. Without steps the bound is that of ``longest_scaled_step`` in
-    :mod:`polarstep.theory.bounds.scaled_rest`.
+    ``polynomials`` are those of the steps on X₀. ``unseen`` is the share of directions for which the
+    bound may be exceeded. It holds for any spectrum. The worst is a single direction above a flat rest:
+    all other singular values of X₀ are some two thirds of the first.
 
     s comes from 16 random start vectors of length m (:mod:`polarstep.polar.flat_step_scale`). The bound
     depends on κ, the part of the leading direction that the best of them holds, for a direction that is
@@ -362,8 +360,8 @@ def longest_deflated_step(
     all but a share P(χ²₁ ≤ q)¹⁶ of directions.
 
     >>> from polarstep.polar.coefficients import resolve
-    >>> [round(longest_deflated_step(768, 3072, p), 1) for p in ((), resolve("flat", 1))]
-    [4.8, 2.4]
+    >>> round(longest_deflated_step(768, 3072, resolve("flat", 1)), 1)
+    2.4
     """
     for name, side in (("m", m), ("n", n)):
         check.whole(name, side, 1, "a whole number of rows or columns, 1 or more")
@@ -372,9 +370,7 @@ def longest_deflated_step(
         unseen,
         "a share of directions between 0 and 1, as 0.01; no bound holds for all directions",
     )
-    short, long = sorted((m, n))
-    if not polynomials:
-        return longest_scaled_step(short, long, unseen)
+    short = min(m, n)
     best = quantile(1, unseen ** (1 / SIGNS))
     scale = tolerant_scale(tuple(polynomials)) / MARGIN_OF_SCALE
     reach = scale / norm_floor(min(1.0, best / short), norm_products(short))

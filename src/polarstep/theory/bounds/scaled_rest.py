@@ -1,24 +1,7 @@
-"""Bounds for a deflated map without steps, T = X₀ = QZ + R/δ: its rest is only scaled. Not in the paper.
+"""Bounds for X₀ = QZ + R/δ itself, whose rest is only scaled. Not in the paper.
 
 Notation and the facts (1) to (3) are those of :mod:`polarstep.theory.bounds.deflated`. Here ‖T‖_op =
 ‖X₀‖_op, so that a small ν needs δ ≥ ‖R‖_op.
-
-δ comes from 16 vectors with random entries (:mod:`polarstep.polar.rest_norm`). The bound of
-:func:`longest_scaled_step` depends on κ, the part of the leading direction r that these vectors hold,
-for an r that is independent of the random entries, and holds for every spectrum.
-
-V = W + fF has b columns of length n, the longer side. W, with ‖W‖²_F = b, is carried from the last step,
-F are the first vectors, with columns of length one, and f is FRESH. In the worst case Wᵀr = 0: nothing
-like r was in the rest of any earlier step. Then κ = ‖P_V r‖² is stochastically at least y/(1 + y) with
-y = χ²_b·f²/((1 + f²)n). So it is about f²/(1 + f²), a fifth, of b/n, the κ of a direction that is
-independent of W too.
-
-Proof, for normal entries of variance 1/n in F. Let a = Vᵀr = fFᵀr and S = VᵀV − aaᵀ. By the
-Sherman–Morrison formula κ = aᵀ(S + aaᵀ)⁻¹a = y/(1 + y) with y = aᵀS⁻¹a. S has only the parts of F's
-columns that are orthogonal to r, and these are independent of Fᵀr. So y = (f²/n)·Σzᵢ²/sᵢ, with b
-independent normal numbers zᵢ and the eigenvalues sᵢ of S. Such a sum is stochastically at least
-χ²_b/(s₁⋯s_b)^{1/b} (Okamoto 1960), and (s₁⋯s_b)^{1/b} ≤ tr S/b ≤ 1 + f², but for 2f⟨W, F⟩/b, which is
-below a percent on average. ∎
 """
 
 from __future__ import annotations
@@ -28,8 +11,6 @@ import math
 import torch
 from torch import Tensor
 
-from polarstep.polar.rest_norm import FRESH, MARGIN
-from polarstep.products.start_vectors import SIGNS
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.polar_maps import sketched_rest_bound
 
@@ -37,8 +18,6 @@ __all__ = [
     "deflated_nu",
     "expected_deflated_gamma",
     "expected_deflated_nu",
-    "longest_scaled_step",
-    "subspace_norm_floor",
 ]
 
 # What errors say is expected of δ.
@@ -166,35 +145,6 @@ def expected_deflated_nu(
     least = sigma[..., check.sketch_width(ell, sigma)]
     c = b * (shared.sqrt() / least).clamp_max(1)
     return ((b * b + c).sqrt() - 1).clamp_max(deflated_nu(too_small=too_small))
-
-
-def longest_scaled_step(short: int, long: int, unseen: float) -> float:
-    """The bound of :func:`polarstep.theory.bounds.longest_deflated_step` without steps, for two sides.
-
-    The worst is a single direction above a flat rest: all other singular values of R are a tenth to a
-    fifth of the first.
-    """
-    part = FRESH**2 / (1 + FRESH**2)
-    y = part * quantile(min(SIGNS, short), unseen) / long
-    least = MARGIN * float(subspace_norm_floor(y / (1 + y)))
-    return 1 + deflated_nu(too_small=max(0.0, 1 - least))
-
-
-def subspace_norm_floor(mass: Tensor | float) -> Tensor:
-    """The least ‖Rᵀ·orth(RV)‖_op/‖R‖_op for vectors V that hold a part ``mass`` of R's leading vector.
-
-    It is √(2√κ/(1 + √κ)) with κ = ‖P_V r‖² = ``mass`` for the leading right singular vector r, the worst
-    case over all spectra. It is reached where all singular values but σ₁ are σ₁·√(√κ/(1 + √κ)); the
-    proof is in :func:`polarstep.polar.rest_norm.rest_norm`. A margin of 1/floor on δ makes up for it.
-
-    >>> [round(float(subspace_norm_floor(kappa)), 3) for kappa in (1.0, 0.5, 0.065)]
-    [1.0, 0.91, 0.637]
-    """
-    kappa = torch.as_tensor(mass, dtype=torch.float64)
-    if not bool(((kappa >= 0) & (kappa <= 1)).all()):
-        raise ValueError(f"mass={mass}: expected ‖P_V r‖² of a unit vector r, 0 ≤ κ ≤ 1")
-    root = kappa.sqrt()
-    return (2 * root / (1 + root)).sqrt()
 
 
 def quantile(degrees: int, share: float) -> float:
