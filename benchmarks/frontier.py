@@ -204,7 +204,7 @@ def optimizer_of(
         groups = [
             {
                 "params": group["params"],
-                "lr": group["lr"],
+                "lr": group["lr"] * group["lr_factor"],
                 "betas": group.get("betas", ps.AdamW().betas),
                 "weight_decay": 0.0,
             }

@@ -207,6 +207,12 @@ STATED = {
         "compute capability 8.0",
     ),
     "rates and momenta that were set": (
+        "0.15 times the size of",
+        "7.5 × RMS",
+        "0.15 × RMS",
+        "entries begin at 0.02",
+        "other vectors have 0.15",
+        "an RMS below 0.002, have 0.15 too",
         "(0.1)",
         "(0.01)",
         "(0.02)",
@@ -232,9 +238,7 @@ STATED = {
         "higher at 0.02 than at 0.014, so rows at 0.02",
         "at β₂ = 0.95",
         "up to β₂ = 0.99; the default is 0.95. At β₂ = 0.999",
-        "goes down from 0.02",
         "from 0.85 to 0.95 and from 0.8 to 0.9",
-        "beside a Muon of 0.02",
     ),
     "asserted by the test that the page names, or by code on it": (
         "at most 1.06 times",
@@ -242,7 +246,8 @@ STATED = {
         "with low-rank maps 0.200",
         "steps 0.11 to 0.19",
         "one step 0.19 to 0.21",
-        "gradients of size 0.1, v is 0.26 where float32 has 0.027",
+        "with low-rank maps 0.200",
+        "one step 0.19 to 0.21",
         "above γ by 0.15 to 0.45 with a power iteration, and by up to 0.65 without",
         "below 0.8 without and below 0.55 with a power iteration, where γ is below 0.1",
         "within 0.1 on Pareto",
@@ -289,7 +294,9 @@ def test_a_number_outside_of_a_marked_block_is_found() -> None:
     assert unmarked_numbers("The median γ is 0.043, and 0.12 or +1.0.") == ["0.043", "0.12", "1.0"]
     assert unmarked_numbers("Lower in 43 of 44 pairs.") == ["43 of 44 pairs"]
     assert unmarked_numbers("34,000 to 69,000 FLOPs") == ["34,000 to 69,000"]
-    assert unmarked_numbers("It has 1.5\ntimes AdamW's step, in torch 2.9.1 and version 1.2.3.") == []
+    assert (
+        unmarked_numbers("It has 1.5\ntimes AdamW's step, in torch 2.9.1 and version 1.2.3.") == []
+    )
     marked = "It takes <!-- claim: cost -->3.2 ms<!-- end -->, with 95% intervals of 768×768."
     assert unmarked_numbers(marked) == []
 

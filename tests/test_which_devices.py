@@ -10,7 +10,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import kernels, products
-from polarstep.optim.stepping.by_tables import runs_by_kernels
+from polarstep.engines.fused import runs_by_kernels
 from polarstep.polar import auto
 from polarstep.products import cuda
 from polarstep.products.cuda import Cuda
