@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.optim.stepping.step import Bucket
+from polarstep.bucket import Observed
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from step_optimizers import INNER
@@ -142,7 +142,7 @@ def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Ten
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
     history: list[dict[str, Tensor]] = []
 
-    def keep(bucket: Bucket) -> None:
+    def keep(bucket: Observed) -> None:
         while len(history) <= bucket.step:
             history.append({})
         history[bucket.step] |= dict(zip(bucket.names, bucket.M.clone(), strict=True))

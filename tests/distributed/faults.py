@@ -27,7 +27,7 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.distributed.owner import Trip
 from polarstep.distributed.step import Split
-from polarstep.optim.stepping.target import Target
+from polarstep.engines.torch import Target
 from polarstep.polar import Warm
 
 STEPS = 3

@@ -29,6 +29,16 @@ def test_ranks_at_different_steps_stop_on_all_axes_of_a_mesh(found) -> None:
         assert "from 0 to 1: expected the same step on all ranks" in there["out of step"][0]
 
 
+@pytest.mark.parametrize("where", ["plain", "hsdp"])
+def test_copies_that_drift_later_are_told_of(where, found) -> None:
+    """As after one backward pass in no_sync(), later in a run."""
+    told = found[0][f"later {where}"]
+    assert all(there[f"later {where}"] == told for there in found)
+    shown = [bool(words) for words in told]
+    assert shown == [False, False, False, True, False, False]
+    assert "the gradients of c (8×12 torch.float64) in group 0 differ between ranks" in told[3][0]
+
+
 def test_ranks_with_other_parameters_are_told(found) -> None:
     words = [there["other parameters"] for there in found]
     assert all(each == words[0] for each in words)

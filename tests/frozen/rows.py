@@ -155,7 +155,7 @@ def ranks() -> Iterator[Row]:
         "copies": [(12, 20), (20, 12), (12, 20)],
     }
     plans = {
-        "rows": ("auto", "owner", "gather", "sharded"),
+        "rows": ("auto", "owner", "gather"),
         "columns": ("owner",),
         "stack": ("auto", "gather"),
         "copies": ("auto", "local"),

@@ -210,7 +210,7 @@ def test_a_hook_sees_the_step_and_does_not_change_it(
 def test_tables_are_written_again_only_when_something_changed(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polarstep.optim.stepping import replay_plan
+    from polarstep.engines import replay_plan
 
     written = []
     table = replay_plan.shared_table

@@ -166,35 +166,39 @@ def agreed(common: Sequence[Common], report: Report) -> Agreement:
 
 
 def stop_together(
-    common: Sequence[Common], back: Sequence[Ranks], error: Exception | None, where: str
-) -> None:
+    common: Sequence[Common],
+    back: Sequence[Ranks],
+    error: Exception | None,
+    where: str,
+    numbers: Mapping[Ranks, list[float]],
+) -> dict[Ranks, list[float]]:
     """End a step: if some rank has an ``error`` of its share of it, raise on all ranks.
 
     ``back`` is that of the agreement before the step, and ``where`` says in words what has ended.
+    Returns the largest of ``numbers`` of each set of ranks, which are sent along.
     """
     failed: list[Ranks] = []
+    largest = {}
     for its in common:
-        flag = _flag(error is not None or bool(failed))
-        if wire.meet(flag, its.ranks, where).item():
+        sent = [float(error is not None or bool(failed)), *numbers[its.ranks]]
+        both = torch.tensor(sent, dtype=torch.float64, device="cpu")
+        flag, *largest[its.ranks] = wire.meet(both, its.ranks, where).tolist()
+        if flag:
             failed.append(its.ranks)
     _tell_back(back, failed)
     if failed:
         words = {} if error is None else {dist.get_rank(): f"{type(error).__name__}: {error}"}
         _raise_for_all(failed, words, error)
+    return largest
 
 
 def _tell_back(back: Sequence[Ranks], failed: list[Ranks]) -> None:
     """Tell a failure to sets that came before the set in which it was found; extends ``failed``."""
     for ranks in reversed(back):
         if ranks not in failed:
-            flag = _flag(bool(failed))
+            flag = torch.tensor([float(bool(failed))], dtype=torch.float64, device="cpu")
             if wire.largest_of_ranks(flag, ranks).item():
                 failed.append(ranks)
-
-
-def _flag(value: bool) -> Tensor:
-    """A tensor on the host, in the precision of all that ranks agree on."""
-    return torch.tensor([float(value)], dtype=torch.float64, device="cpu")
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 To read it from the top:
 
 muon          the optimizer: its options, its step, its state
-stepping/     the arithmetic of a step; stepping/step.py is equation (1)
+stepping/     what a step works with; polarstep.muon is equation (1)
 over_ranks    the same step where other ranks have parts of the parameters (polarstep.distributed);
               alike has what these ranks must agree on
 groups        what a parameter group holds: its parameters, their names, how they are read as matrices

@@ -13,10 +13,12 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.bucket import Draws, PolarHook
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
+from polarstep.engines.replay import ReplayedStep
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import sorted_by_rule
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
@@ -39,11 +41,8 @@ from polarstep.optim.rates import measure, measured_factor, to_be_measured
 from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.routes import Routes, routes_of
 from polarstep.optim.scaling import LrScale
-from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
-from polarstep.optim.stepping.replay import ReplayedStep
-from polarstep.optim.stepping.step import PolarHook
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
@@ -118,7 +117,7 @@ class Muon(Checkpointed):
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
         fused: ``True``: on NVIDIA GPUs from Ampere on, with Triton, a few kernels update all matrices of
-            a shape, and a CUDA graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that
+            a shape, and a CUDA graph replays them (:mod:`polarstep.engines.replay`). Maps that
             do not round M to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute
             matrices for one another, the graph has the polar map alone
             (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
@@ -211,7 +210,7 @@ class Muon(Checkpointed):
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._everywhere: set[int] = set()  # the hooks that all ranks must have
         self._replayed = ReplayedStep()
-        self._plain = PlainStep()
+        self._draws = Draws()
         self._distribution = Distribution(plan, process_group)
         self._over_ranks = StepOverRanks(self._distribution)
         self._is_made = True  # False while the first groups are added
@@ -413,7 +412,7 @@ class Muon(Checkpointed):
             for work in others:
                 prepare_elementwise(work, self.state)
         update = self._over_ranks.update_shares if shared else self._over_ranks.update_alone
-        update(muon, self.state, replayed, self._plain, hooks)
+        update(muon, self.state, replayed, self._draws, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in others:

@@ -37,8 +37,7 @@ class Products(FlatOperations):
     most_factored = 0
     # How a basis of float32 columns is made (polarstep.polar.orthonormal).
     orthonormalization = "products"
-    # The fewest rows at which a LowRank map that a user gives is worth its launches. Auto does not read
-    # this number; it estimates what a step takes.
+    # The fewest rows at which a LowRank map that a user gives is worth its launches. Auto has its own.
     sketched_from = 0
 
     # Precision and alignment.

@@ -20,6 +20,7 @@ from polarstep.distributed.layout import local
 from polarstep.distributed.ledger import BY_OWNERS
 from polarstep.distributed.owned_graph import can_replay
 from polarstep.distributed.plans import Choice
+from polarstep.engines.fused import can_tabulate
 from polarstep.optim.groups import (
     ELEMENTWISE,
     NAMELESS,
@@ -32,7 +33,6 @@ from polarstep.optim.groups import (
 from polarstep.optim.rates import PER_SIZE
 from polarstep.optim.routing.route import Route
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
-from polarstep.optim.stepping.by_tables import can_tabulate
 from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
