@@ -183,7 +183,9 @@ def write_one_rate(optimizer, lr):
 
 
 @pytest.mark.parametrize(
-    "rates", [lambda k: 3e-4, lambda k: 6e-6 * k, lambda k: 6e-4 * 0.99**k], ids=str
+    "rates",
+    [lambda k: 3e-4, lambda k: 6e-6 * k, lambda k: 6e-4 * 0.99**k],
+    ids=["constant", "rising", "falling"],
 )
 def test_a_rate_of_adamw_written_to_all_groups(rates):
     """A script's loop for AdamW gives Muon a rate with which it hardly moves."""
