@@ -5,25 +5,39 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
 	-c constraints.txt
 STAMP  := $(VENV)/.installed
+DEMO   := $(VENV)/.installed-for-demo
 
-.PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist benchmark results clean
+.PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist try-wheel benchmark \
+	results clean
 
 # The pip that a new environment has may be one that takes a minute longer to choose versions. Bytecode
 # is written at the end by all cores, where pip would write it with one; what is left out is compiled
 # where it is imported. A file of torch that is for later versions of Python does not compile.
 PACKAGES = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 LEFT_OUT := /site-packages/(transformers/models|.*/tests?)/
-$(STAMP): pyproject.toml constraints.txt
+COMPILE = $(BIN)/python -m compileall -q -j 0 -x '$(LEFT_OUT)' "$(PACKAGES)" \
+	> $(VENV)/compiled.txt 2>&1 || true
+$(DEMO): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing polarstep into $(VENV) (the first time this takes a few minutes) …"
 	@$(PIP) --compile --upgrade pip
 	@$(PIP) torch
+	@$(PIP) -e ".[experiments]"
+	@$(COMPILE)
+	@touch $(DEMO)
+
+# A torchvision that does not load beside this torch, as one for CUDA beside a CPU's, would break every
+# library that looks for it.
+$(STAMP): $(DEMO)
+	@echo "Installing what the tests need …"
 	@$(PIP) -e ".[experiments,peers,ray,integrations,docs,dev]"
-	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
-	@$(BIN)/python -m compileall -q -j 0 -x '$(LEFT_OUT)' "$(PACKAGES)" > $(VENV)/compiled.txt 2>&1 || true
+	@$(PIP) --no-deps timm torchtitan torchvision  # pyproject.toml says why
+	@$(BIN)/python -c "import torchvision" 2> /dev/null \
+		|| $(BIN)/python -m pip uninstall --quiet --yes torchvision
+	@$(COMPILE)
 	@touch $(STAMP)
 
-demo: $(STAMP)
+demo: $(DEMO)
 	@$(BIN)/polarstep demo
 
 # All tests on two cores, by three processes with one thread each. The kernels need Triton's interpreter
@@ -73,6 +87,10 @@ dist: $(STAMP)
 	rm -rf dist
 	$(BIN)/python -m build
 	$(BIN)/twine check --strict dist/*
+
+# The wheel in dist/ in an empty environment, with torch and what torch needs.
+try-wheel: dist
+	bash .ci/try-wheel $(BIN)/python
 
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/polar_cost.py

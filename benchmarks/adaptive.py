@@ -34,7 +34,7 @@ import frontier
 import polarstep as ps
 from adaptive_finders import Chosen, Measured, Renewed, filled, fitted, power_law
 from differences import percent
-from polarstep.optim.stepping.step import Bucket
+from polarstep.bucket import Observed
 from polarstep_lab.storage import read_lines
 from which_text import text_of_shards, text_of_tokens
 
@@ -232,7 +232,7 @@ def small_run(
     momenta: dict[tuple[int, int, int], list[Tensor]] = {}
     within = torch.arange(length + 1)
 
-    def keep(bucket: Bucket) -> None:
+    def keep(bucket: Observed) -> None:
         if bucket.step + 1 in shown:
             at = (bucket.step + 1, *bucket.M.shape[-2:])
             momenta.setdefault(at, []).extend(bucket.M.clone())

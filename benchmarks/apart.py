@@ -44,12 +44,6 @@ class Apart(Containing):
 
     deflated: ps.Deflated
 
-    def __post_init__(self) -> None:
-        if self.deflated.rest is None:
-            raise ValueError(
-                "deflated has rest=None: expected polynomial steps, as NewtonSchulz(2, 'jordan')"
-            )
-
     @property
     def contained(self) -> ps.Deflated:
         """The deflated map."""

@@ -34,7 +34,7 @@ MAPS: dict[str, ps.PolarMap] = {
     "LowRank(200+10, h=1)": ps.LowRank(200, 10, 1),
     "LowRank(200+10, h=½)": ps.LowRank(200, 10, 0.5),
     "LowRank(200+10, Kaczmarz)": ps.LowRank(200, 10, 1, ps.Kaczmarz()),
-    "Deflated(200+8, h=1), scaled": ps.Deflated(ps.LowRank(200, 8, inner=INNER)),
+    "Deflated(200+8, h=1)": ps.Deflated(ps.LowRank(200, 8, inner=INNER)),
     "auto": ps.Auto(),
     "NewtonSchulz(5, quintic)": ps.NewtonSchulz(5, "quintic"),
     "NewtonSchulz(5, polar-express)": ps.NewtonSchulz(5, "polar-express"),

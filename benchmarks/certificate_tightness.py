@@ -20,8 +20,8 @@ from rich.table import Table
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.bucket import Observed
 from polarstep.certificate import certified, certify
-from polarstep.optim.stepping.step import Bucket
 from polarstep_lab.data.corpus import corpus_text
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.storage import write_json
@@ -90,7 +90,7 @@ def momentum() -> list[torch.Tensor]:
     optimizer = ps.muon_for(model, lr=0.02)
     kept: list[torch.Tensor] = []
 
-    def keep(bucket: Bucket) -> None:
+    def keep(bucket: Observed) -> None:
         if bucket.step in STEPS:
             kept.append(bucket.M[bucket.M.flatten(1).norm(dim=1) > 0].clone())
 

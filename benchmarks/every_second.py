@@ -31,7 +31,7 @@ from polarstep.polar.containing import Containing
 from polarstep.polar.deflated import _precision
 from polarstep.polar.rest_norm import FACTOR, rest_size
 from polarstep.polar.result import Factors
-from polarstep.products.flat_product import FlatProduct
+from polarstep.products.head_plus_rest import HeadPlusRest
 
 __all__ = ["Between", "EverySecond", "Form"]
 
@@ -75,7 +75,8 @@ class Between(Containing):
         if self.form == "head":
             return Polar(M, factors=polar.factors), left
         squares = draw.squares if polar.M is A else None
-        T, _ = between(polar.M, polar.factors, self.form, reach, squares)
+        flat, _ = between(polar.M, polar.factors, self.form, reach, squares)
+        T = flat.multiplied_out()
         return Polar(M, T if M.shape[-2] <= M.shape[-1] else T.mT), left
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
@@ -104,15 +105,14 @@ class EverySecond(Between):
         """Both forms of T; matrices take the lifted one where their turn is zero."""
         A, ops = wide(M), products.of(M.device)
         polar, left = self.deflated.head.step(A, carry, draw)
-        factors, steps = polar.factors, self.deflated.rest
+        factors = polar.factors
         assert factors is not None
-        assert steps is not None
         squares = draw.squares if polar.M is A else None
         A = polar.M
         turn = _number(carry, "turn", 0.0, A)
         reach = _number(carry, "reach", 1.0, A)
         lifts = (turn == 0)[..., None]
-        lifted, _ = self.deflated._lifted(A, factors, steps, ops, squares)
+        lifted, _ = self.deflated._lifted(A, factors, ops, squares)
         high = lifted if isinstance(lifted, Tensor) else lifted.multiplied_out()
         if self.form == "head":
             low = factors.Q @ factors.Z
@@ -134,20 +134,20 @@ class EverySecond(Between):
 
 def between(
     A: Tensor, head: Factors, form: Form, reach: Tensor, squares: Tensor | None
-) -> tuple[FlatProduct, Tensor]:
+) -> tuple[HeadPlusRest, Tensor]:
     """T of a cheap step on wide ``A``, not multiplied out, and 1/δ; ``reach`` is r."""
     ops = products.of(A.device)
     size = rest_size(A.shape[-2], head.width, _precision(A, head))
     inverse = ops.inverse_rest_size(A, head.projected, *size, squares)
     factor = FACTOR if form == "sized" else 1 / reach.clamp_min(1)[..., None]
     dual = ops.dual(head.as_computed)
-    return ops.flat_product(A, dual, inverse * factor), inverse
+    return ops.head_plus_rest(A, dual, inverse * factor), inverse
 
 
 def _reach(A: Tensor, head: Factors, inverse: Tensor) -> Tensor:
     """‖X₀‖_op (batch, 1), as a lifted step estimates it; 1 where that is not known."""
     ops = products.of(A.device)
-    X = ops.flat_product(A, ops.dual(head.as_computed), inverse).multiplied_out()
+    X = ops.head_plus_rest(A, ops.dual(head.as_computed), inverse).multiplied_out()
     s = ops.scale_to_one(ops.symmetric(X, X), 1.0)
     return torch.where(s > 0, 1 / torch.where(s > 0, s, 1), 1)[..., 0].float()
 

@@ -85,6 +85,13 @@ EARLIER = {
 }
 
 
+# Maps that are no longer there: X₀ itself, without a step, in words and by the columns of its sketch.
+GONE = {
+    "scaled-200": ("LowRank(200+8), h = 1, rest scaled", 208),
+    "scaled-120-warm": ("120+8, warm, rest scaled", 128),
+}
+
+
 def maps() -> dict[str, tuple[str, Any]]:
     """What each name stands for: in words, and as a map."""
     import polarstep as ps
@@ -101,7 +108,6 @@ def maps() -> dict[str, tuple[str, Any]]:
         FULL: ("full space, PolarExpress 5", ps.NewtonSchulz(5, "polar-express")),
         "low-rank": ("LowRank(200+8), h = 0", head(200, 0)),
         "paper": ("LowRank(200+10), h = 1, seven quintic steps: the paper's", ps.LowRank(200)),
-        "scaled-200": ("LowRank(200+8), h = 1, rest scaled", ps.Deflated(head(200))),
     }
     flat = ps.NewtonSchulz(1, "flat")
     for rank in (48, 56, 88, 120, 200, 248):
@@ -133,7 +139,6 @@ def maps() -> dict[str, tuple[str, Any]]:
             f"full space, PolarExpress 5, its weight kept for {every} steps, capped",
             KeptWeight(every, "capped"),
         )
-    found["scaled-120-warm"] = ("120+8, warm, rest scaled", ps.Deflated(warm.head))
     found |= {
         "lift-120-warm/2": (
             "120+8, warm, one step of degree 17 at every second step, rest scaled between",
@@ -199,7 +204,7 @@ def optimizer_of(
         groups = [
             {
                 "params": group["params"],
-                "lr": group["lr"],
+                "lr": group["lr"] * group["lr_factor"],
                 "betas": group.get("betas", ps.AdamW().betas),
                 "weight_decay": 0.0,
             }
@@ -417,7 +422,7 @@ def others() -> dict[str, str]:
 
 def titles() -> dict[str, str]:
     """What each name of a record stands for, in words."""
-    return EARLIER | {name: words for name, (words, _) in maps().items()} | others()
+    return EARLIER | {name: words for name, (words, _) in (GONE | maps()).items()} | others()
 
 
 def title_of(name: str) -> str:

@@ -30,7 +30,7 @@ from torch.nn.functional import cross_entropy
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.optim.stepping.step import Bucket
+from polarstep.bucket import Observed
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from step_optimizers import INNER
@@ -79,10 +79,6 @@ def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:
         "Kaczmarz h=½": sampled,
         "the paper's": ps.LowRank(rank, 8, always_sketch=True),
         f"the paper's{ROWS}": ps.LowRank(rank, 8, always_sketch=True),
-        "Deflated warm, scaled": ps.Deflated(warm),
-        "Deflated Kaczmarz h=½, scaled": ps.Deflated(sampled),
-        "Deflated h=1, scaled": ps.Deflated(fresh),
-        f"Deflated h=1, scaled{ROWS}": ps.Deflated(fresh),
         "Deflated h=1, one step": ps.Deflated(fresh, flat),
         "Deflated h=1, two steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "flat")),
         "Deflated h=1, two quintic steps": ps.Deflated(fresh, ps.NewtonSchulz(2, "quintic")),
@@ -105,7 +101,6 @@ def wide_maps() -> dict[str, ps.PolarMap]:
         name: lifted,
         f"{name} in 16 bits": sixteen_bits,
         f"{name}{ROWS}": lifted,
-        "Deflated warm, ℓ = 512, scaled": ps.Deflated(head),
     }
 
 
@@ -147,7 +142,7 @@ def recorded(device: torch.device, steps: int, width: int) -> list[dict[str, Ten
     others = torch.optim.AdamW([*model.embedding.parameters(), *model.head.parameters()], lr=3e-3)
     history: list[dict[str, Tensor]] = []
 
-    def keep(bucket: Bucket) -> None:
+    def keep(bucket: Observed) -> None:
         while len(history) <= bucket.step:
             history.append({})
         history[bucket.step] |= dict(zip(bucket.names, bucket.M.clone(), strict=True))

@@ -21,8 +21,6 @@ INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 WITH_ROWS = (
     "LowRank, Gaussian h=0",
     "LowRank, the paper's (h=1, q=7)",
-    "Deflated, Gaussian h=1, rest scaled",
-    "Deflated 120, warm, rest scaled",
     "full space, PolarExpress 5",
     "Deflated 56, warm, one step",
     "Deflated 120, warm, one step",
@@ -93,9 +91,7 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "LowRank, Kaczmarz h=½": lambda: low_rank(power=0.5, sketch=ps.Kaczmarz(), inner=INNER),
         "LowRank, the paper's (h=1, q=7)": low_rank,
         "LowRank, Gaussian h=1": lambda: low_rank(inner=INNER),
-        "Deflated, Gaussian h=1, rest scaled": lambda: ps.Deflated(low_rank(inner=INNER)),
         "Deflated, warm, one step": lambda: one_step(low_rank(sketch=ps.Warm(), inner=INNER)),
-        "Deflated 120, warm, rest scaled": lambda: ps.Deflated(warm(120)),
         "Deflated 48, warm, one step": lambda: one_step(warm(48)),
         "Deflated 56, warm, one step": lambda: one_step(warm(56)),
         "Deflated 88, warm, one step": lambda: one_step(warm(88)),

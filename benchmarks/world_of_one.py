@@ -30,8 +30,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import polarstep as ps
-from polarstep import kernels, rng
-from polarstep.optim.stepping.by_tables import TableBucket
+from polarstep import kernels, muon, rng
+from polarstep.engines.fused import FusedBucket
 from step_optimizers import INNER
 from step_workloads import WORKLOADS
 from timing import machine, timing_event
@@ -71,17 +71,17 @@ def optimizer_of(model: nn.Module, polar: ps.PolarMap) -> ps.Muon:
 def without_launches() -> Iterator[None]:
     """Plan steps as on a GPU, whatever the device, and launch no kernel."""
 
-    def keep_state(bucket: TableBucket) -> None:
-        bucket._keep(bucket._carry)
+    def keep_state(b: FusedBucket, hooks: object) -> None:
+        b.keep(b.carry())
 
-    available, launch = kernels.available, TableBucket.launch
+    available, at_once = kernels.available, muon.at_once
     kernels.available = lambda device: True
-    TableBucket.launch = keep_state  # type: ignore[assignment, method-assign]
+    muon.at_once = keep_state
     try:
         yield
     finally:
         kernels.available = available
-        TableBucket.launch = launch  # type: ignore[method-assign]
+        muon.at_once = at_once
 
 
 def median_times(optimizers: list[ps.Muon], device: torch.device, repeats: int) -> list[float]:

@@ -83,7 +83,7 @@ def momentum() -> dict[str, torch.Tensor]:
 @pytest.fixture
 def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU without matrix tiles: products in float32, for tests that compare digits or routes."""
-    for module in ("products.cpu", "polar.cost"):
+    for module in ("products.cpu", "polar.auto"):
         monkeypatch.setattr(f"polarstep.{module}.has_tiles", lambda: False)
     monkeypatch.setattr("polarstep.polar.auto._CHOICES", {})
 

@@ -36,7 +36,6 @@ WARM = ps.LowRank(48, 8, sketch=ps.Warm(), **INNER)
 MAPS: dict[str, ps.PolarMap] = {
     "auto": ps.Deflated(WARM, ps.NewtonSchulz(1, "flat")),
     "16 bits": ps.Deflated(WARM, ps.NewtonSchulz(1, "flat"), float8=False),
-    "rest": ps.Deflated(ps.LowRank(48, 8, **INNER)),
     "low rank": ps.LowRank(48, 8, **INNER),
     "full": ps.NewtonSchulz(5, "polar-express"),
 }

@@ -59,8 +59,8 @@ def _low_rank(power: float = 1, **options: object) -> LowRank:
     return LowRank(4, 2, power, **options)  # type: ignore[arg-type]
 
 
-def _deflated(steps: int = 0, coefficients: Any = None, **options: Any) -> Deflated:
-    rest = NewtonSchulz(steps, coefficients) if steps else None
+def _deflated(steps: int, coefficients: Any, **options: Any) -> Deflated:
+    rest = NewtonSchulz(steps, coefficients)
     return Deflated(_low_rank(**options), rest, full=NewtonSchulz(7, "quintic"))
 
 
@@ -125,7 +125,7 @@ SOLVERS: list[Solver] = [
     Solver("deflated quintic gaussian", _deflated(2, "quintic")),
     *(
         Solver(f"deflated {rest} {name}", _deflated(*steps, **options), bounded=False)
-        for rest, steps in {"flat": (1, "flat"), "scaled": (), "jordan": (2, "jordan")}.items()
+        for rest, steps in {"flat": (1, "flat"), "jordan": (2, "jordan")}.items()
         for name, options in HEADS.items()
     ),
     *(

@@ -133,7 +133,6 @@ STEPS: dict[str, dict[str, Any]] = {
     "kaczmarz": {"polar": sketched(ps.Kaczmarz())},
     "deflated": {"polar": DEFLATED},
     "flat": {"polar": ps.Deflated(sketched(ps.Gaussian()), ps.NewtonSchulz(1, "flat"))},
-    "scaled": {"polar": ps.Deflated(sketched(ps.Gaussian()), None)},
     "rows": {"transform": ps.NormalizedRows()},
     "skip": {"nonfinite": "skip"},
     "rms": {"lr_scale": "rms"},
@@ -163,7 +162,7 @@ def test_steps_are_those_of_a_cpu(options):
                     assert row[column] == pytest.approx(other[column], abs=CLOSE)
 
 
-@pytest.mark.parametrize("name", ["deflated", "flat", "scaled"])
+@pytest.mark.parametrize("name", ["deflated", "flat"])
 def test_a_deflated_step_is_the_same_over_the_range(name):
     """Energies of entries of 1e25 leave float32, unless they are scaled before."""
     ends = []

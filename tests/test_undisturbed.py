@@ -5,11 +5,13 @@ autocast, torch's two settings for TF32, the current GPU, and torch.inference_mo
 
 from __future__ import annotations
 
+import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import ClassVar
 
 import pytest
@@ -19,12 +21,12 @@ from tests.spectra import gaussian, matrix
 from torch import nn
 
 import polarstep as ps
-from polarstep import muon_for
+from polarstep import muon, muon_for
 from polarstep import undisturbed as undisturbed_settings
 from polarstep.certificate import certified, cheap_certificate
-from polarstep.optim.stepping import by_tables
-from polarstep.optim.stepping import replay as replaying
-from polarstep.optim.stepping.replay_plan import ReplayPlan
+from polarstep.engines import fused
+from polarstep.engines import replay as replaying
+from polarstep.engines.replay_plan import ReplayPlan
 from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 Settings = tuple[str, ...]
@@ -298,6 +300,50 @@ def test_the_last_of_several_threads_restores_the_setting():
     assert settings() == before
 
 
+def interrupted_at(number: int) -> bool:
+    """Whether Ctrl-C came at the ``number``-th place of the switch at which Python looks for signals.
+
+    Python does so where a function begins and where a call has ended.
+    """
+    left = number
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal left
+        looks = frame if event in ("call", "c_return") else frame.f_back
+        if event == "c_call" or looks is None:
+            return
+        if looks.f_code.co_filename == undisturbed_settings.__file__:
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+    sys.setprofile(profile)
+    try:
+        with undisturbed():
+            pass
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@over_settings
+def test_the_setting_comes_back_after_ctrl_c_anywhere(setting):
+    """At once, or, where Ctrl-C came outside of every ``try``, after the next step."""
+    setting()
+    before, at_once = settings(), []
+    for number in itertools.count(1):
+        if not interrupted_at(number):
+            break
+        at_once.append(settings() == before)
+        with undisturbed():
+            assert {*settings()[1:3]} <= WHOLE
+        assert settings() == before, number
+    assert len(at_once) > 20
+    assert sum(at_once) > 0.8 * len(at_once)
+
+
 @over_solvers()
 def test_medium_precision_changes_no_digit(solver):
     """On a CPU that multiplies in bfloat16, "medium" changes the products of everything else."""
@@ -400,14 +446,15 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     launched, looked = [], []
     M = gaussian(1, 4, 6)
 
-    def launch(polar, bucket, carry, draw):
+    def momentum(engine, bucket):
         launched.append((bucket.signature.device.index, entered[-1]))
-        return ps.polar.Polar(M, M), ps.polar.Carry()
+        return M
 
-    monkeypatch.setattr(by_tables.step, "launch", launch)
+    monkeypatch.setattr(fused.FusedEngine, "momentum", momentum)
+    monkeypatch.setattr(fused.FusedEngine, "update", lambda *_: None)
     monkeypatch.setattr(replaying, "gradients", lambda *_: ([], []))
     monkeypatch.setattr(replaying, "fill_tables", lambda *_: None)
-    monkeypatch.setattr(by_tables.TableBucket, "prepare", lambda *_, **__: None)
+    monkeypatch.setattr(fused.FusedBucket, "prepare", lambda *_, **__: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: Stream())
     monkeypatch.setattr(torch.cuda, "stream", lambda _: on_device(None))
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
@@ -420,12 +467,12 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     runs = []
     for index in (1, 2):
         for _ in range(count):
-            bucket = by_tables.TableBucket(signature, 1)
+            bucket = fused.FusedBucket(signature, [member])
             bucket.signature = replace(signature, device=torch.device("cuda", index))
-            runs.append((bucket, [member]))
+            runs.append(bucket)
     plan = ReplayPlan((), [[0]], runs, [0] * len(runs), work[0].params)
     hooks = (lambda bucket: looked.append(entered[-1]),) if hooked else ()
-    replaying.ReplayedStep()._run(plan, work, optimizer.state, hooks)
+    replaying.ReplayedStep()._run(plan, work, optimizer.state, muon.at_once, hooks)
     assert launched == [(index, index) for index in (1, 2) for _ in range(count)]
     assert looked == ([1] * count + [2] * count if hooked else [])
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import kernels, products
-from polarstep.optim.stepping.by_tables import runs_by_kernels
-from polarstep.polar.cost import DEVICES, figures_of
+from polarstep.engines.fused import runs_by_kernels
+from polarstep.polar import auto
 from polarstep.products import cuda
 from polarstep.products.cuda import Cuda
 
@@ -50,7 +50,7 @@ def test_kernels_run_from_ampere_on(gpu, capability, hip, runs):
     gpu(capability, hip=hip)
     assert kernels.available(GPU) == runs
     assert runs_by_kernels({"fused": True, "polar": ps.NewtonSchulz()}, GPU) == runs
-    assert (figures_of(GPU) is DEVICES["other"]) == (not runs)
+    assert auto._kind_of(GPU) == ("H100" if runs else "other")
     if not runs:
         assert type(products.of(GPU)) is Cuda
 

@@ -16,7 +16,6 @@ from differences import Change, paired
 from pages import ROOT
 from pages.claims.words import claim, span
 from pages.records.runs import FULL, SKETCHED, accuracy, runs, values
-from polarstep.polar.auto import MATRICES
 from polarstep_lab.methods import all_methods
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.paper import ABLATIONS, TABLE_2
@@ -197,20 +196,17 @@ def cifar_routes() -> str:
     with torch.device("meta"):
         shapes = ConvNet(ConvNetConfig()).matrix_shapes()
     reasons: dict[str, list[str]] = {}
-    estimates = []
+    fewest: list[int] = []
     for m, n in dict.fromkeys(shapes):
         reason = deflated.full_space_reason(m, n, gpu)
         assert reason is not None, (m, n)
         reasons.setdefault(reason, []).append(f"{m}×{n}")
         assert isinstance(ps.Auto().on(m, n, gpu), ps.NewtonSchulz), (m, n)
-        found = re.search(
-            r"auto: a sketch would take (\S+) × as long", ps.Auto().describe(m, n, gpu)
-        )
+        found = re.search(r"auto: a sketch pays from (\d+) rows on", ps.Auto().describe(m, n, gpu))
         assert found is not None, (m, n)
-        estimates.append(f"{found[1]} ({m}×{n})")
+        fewest.append(int(found[1]))
     told = [f"{' and '.join(found)} ({reason})" for reason, found in reasons.items()]
     return (
-        f"full space on all {len(shapes)} filters. `ps.Deflated`: {', '.join(told)}. `auto`: its cost "
-        f"model puts a sketch of {MATRICES} filters of a shape on an H200 at {', '.join(estimates)} "
-        "times full space, and a sketch has to save a tenth"
+        f"full space on all {len(shapes)} filters. `ps.Deflated`: {', '.join(told)}. `auto`: a "
+        f"sketch pays from {min(fewest)} or {max(fewest)} rows on, by the ratio of the sides"
     )

@@ -25,8 +25,8 @@ from pages.records.quality import (
     perplexities,
     quality,
 )
-from pages.records.runs import FULL, SKETCHED, accuracy, tokens_of
-from polarstep_lab.paper import TABLE_2
+from pages.records.runs import FULL, SKETCHED, accuracy
+from polarstep_lab.paper import TABLE_2, TRAINING_TOKENS
 from polarstep_lab.storage import read_lines
 
 
@@ -303,7 +303,7 @@ def papers_gap() -> str:
     return (
         f"the paper's own table has {signed(gap)}% ± {half:.1f} against seven quintic steps in full "
         f"space ({rows[FULL].seeds} seeds of each, validation text), after "
-        f"{tokens_of('nanogpt') / 1e6:.0f}M tokens"
+        f"{TRAINING_TOKENS / 1e6:.0f}M tokens"
     )
 
 

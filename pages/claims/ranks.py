@@ -9,7 +9,7 @@ from __future__ import annotations
 import polarstep as ps
 from pages.claims.words import claim
 from polarstep.distributed import ledger
-from polarstep.optim.stepping.replay import LARGEST_BUCKET
+from polarstep.engines.replay import LARGEST_BUCKET
 
 RANKS = 4
 SHAPES = ((8, 512, 512), (4, 2048, 512), (4, 512, 2048))  # (count, m, n)

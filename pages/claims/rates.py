@@ -17,6 +17,7 @@ from pages.claims.words import claim
 from pages.records import long_run as study
 from pages.records.maps import at_chosen, weighed
 from pages.records.quality import BASE, RUNS, chosen, million_tokens, perplexities, quality
+from polarstep.optim.rates import PER_SIZE
 from polarstep_lab.storage import read_lines
 
 
@@ -93,12 +94,14 @@ def rates_beside_muon() -> str:
     )
     assert start == momenta[0]
     usual = inspect.signature(ps.muon_for).parameters
+    lr = usual["lr"].default
     long = f"{study.million_tokens():.1f}M tokens"
+    defaults = f"{PER_SIZE * lr:g} times the size of the entries for both, at `lr={lr:g}`"
     return (
         f"AdamW's part has a rate of {embedding:g} for the embedding ({of_adamw:g} in AdamW's own row "
         f"over {long}) and of {head:g} for the head, and Muon's momentum rises from {momenta[0]:g} to "
-        f"{momenta[1]:g}, over {long} to {momentum:.3g}. `muon_for` has {usual['others'].default.lr:g} "
-        f"for both and a momentum of {usual['momentum'].default:g}, unless you give others"
+        f"{momenta[1]:g}, over {long} to {momentum:.3g}. `muon_for` has {defaults}, and a "
+        f"momentum of {usual['momentum'].default:g}, unless you give others"
     )
 
 

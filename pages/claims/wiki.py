@@ -10,9 +10,9 @@ import torch
 from differences import paired
 from pages.claims.words import claim
 from pages.records import read_json
-from pages.records.runs import FULL, SKETCHED, runs, stages_of, tokens_of, tokens_of_run, values
+from pages.records.runs import FULL, SKETCHED, runs, stages_of, tokens_of_run, values
 from polarstep_lab.models.gpt import GPT, GPTConfig
-from polarstep_lab.paper import TABLE_2
+from polarstep_lab.paper import TABLE_2, TRAINING_TOKENS
 from polarstep_lab.recipes import resolve
 
 
@@ -54,7 +54,7 @@ def paper_model() -> str:
     assert gflops is not None
     theirs = 1e9 * gflops / 6
     short, whole = (_longest_wiki_run(f"results/{each}") for each in ("gpt", "long-run"))
-    long = tokens_of("nanogpt")
+    long = TRAINING_TOKENS
     return (
         f"It has {ours / 1e6:.1f}M parameters where the paper's has {theirs / 1e6:.1f}M, and saw "
         f"{short / 1e6:.1f}M tokens, in the long runs {whole / 1e6:.1f}M, where the paper's saw "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from frontier import WIDTH, maps, parts_of
+from frontier import GONE, WIDTH, maps, parts_of
 from pages.records.costs import (
     AUTO,
     COLUMNS_ON_ARM,
@@ -53,7 +53,10 @@ class Weighed:
         """ℓ in the runs, whose matrices have :data:`frontier.WIDTH` rows; ``None`` without a sketch."""
         if self.columns is None or self.trained is None:
             return None
-        polar = maps()[parts_of(self.trained[0])[0]][1]
+        name = parts_of(self.trained[0])[0]
+        if name in GONE:
+            return GONE[name][1]
+        polar = maps()[name][1]
         head = polar.head if isinstance(polar, Deflated) else polar
         assert isinstance(head, LowRank), self.title
         return head.width

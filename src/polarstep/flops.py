@@ -153,16 +153,13 @@ def low_rank(
     return sum(parts.values())
 
 
-def deflation_parts(m: int, n: int, steps_flops: int | None = None) -> dict[str, int]:
+def deflation_parts(m: int, n: int, steps_flops: int) -> dict[str, int]:
     """What a deflated map costs beyond the low-rank map that is its head, part by part.
 
-    ``steps_flops`` is the cost of the polynomial steps on the d₀×d₁ matrix X₀; ``None`` is a rest that
-    is scaled only. The norm of the rest takes a product by M and one by Mᵀ, the norm of X₀ five
-    or seven by X₀X₀ᵀ, all with 16 columns. X₀ = M/δ + Q(Z − B/δ) has the product of the head's QZ.
+    ``steps_flops`` is the cost of the polynomial steps on the d₀×d₁ matrix X₀. The norm of X₀ takes five
+    or seven products by X₀X₀ᵀ with 16 columns. X₀ = M/δ + Q(Z − B/δ) has the product of the head's QZ.
     """
-    d0, d1 = min(m, n), max(m, n)
-    if steps_flops is None:
-        return {"norm of the rest": 2 * matmul(d0, d1, min(d0, 16))}
+    d0 = min(m, n)
     return {
         "norm of X₀": norm_products(d0) * matmul(d0, d0, 16),
         "polynomial steps on X₀": steps_flops,

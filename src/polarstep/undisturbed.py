@@ -14,7 +14,8 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any
+from typing import Any, ClassVar
+from weakref import WeakSet
 
 import torch
 
@@ -24,6 +25,7 @@ __all__ = ["inference_mode_off", "on_device", "undisturbed"]
 KINDS = ("cpu", "cuda", "mps", "xpu")
 # The settings with which float32 products keep the digits of their factors.
 WHOLE = ("ieee", "none")
+_Settings = tuple[str | None, str, str]
 
 
 def undisturbed(device: torch.device | None = None) -> AbstractContextManager[object]:
@@ -58,7 +60,7 @@ def inference_mode_off() -> Iterator[None]:
 
 @contextmanager
 def _undisturbed(device: torch.device | None) -> Iterator[None]:
-    with on_device(device), _autocast_off(device), _WHOLE:
+    with on_device(device), _autocast_off(device), _WholeFloat32():
         yield
 
 
@@ -77,35 +79,48 @@ def _autocast_off(device: torch.device | None) -> AbstractContextManager[object]
 
 
 class _WholeFloat32:
-    """A context in which factors of float32 products keep all their digits.
+    """A block in which factors of float32 products keep all their digits.
 
     The settings are global, so blocks of several threads share one change: the first block that finds
     factors rounded turns this off, and the last block to end restores what was found. The model of
     another thread multiplies in whole float32 meanwhile, which is slower and not wrong.
+
+    Ctrl-C can come between any two instructions, so a block may be left without a call of ``__exit__``.
+    Blocks are therefore those that are alive, not a count: the next block to end restores the settings.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._blocks = 0
-        self._found: tuple[str | None, str, str] | None = None
+    alive: ClassVar[WeakSet[_WholeFloat32]] = WeakSet()
+    found: ClassVar[_Settings | None] = None
+    lock: ClassVar = threading.Lock()
 
     def __enter__(self) -> None:
-        with self._lock:
-            self._blocks += 1
+        shared = type(self)
+        with self.lock:
+            alone = not self.alive
+            self.alive.add(self)
             if not _is_whole():
-                found = _turn_off()
-                self._found = self._found or found
+                shared.found = _settings() if alone else shared.found or _settings()
+                try:
+                    _turn_off(shared.found[0])
+                except BaseException:
+                    self.alive.discard(self)
+                    if alone:
+                        _restore(*shared.found)
+                    raise
 
     def __exit__(self, *_: object) -> None:
-        with self._lock:
-            self._blocks -= 1
-            if self._blocks == 0 and self._found is not None:
-                found, self._found = self._found, None
+        shared = type(self)
+        with self.lock:
+            self.alive.discard(self)
+            if self.alive or shared.found is None:
+                return
+            try:
                 if _is_whole():  # else somebody has made a setting since, which stays
-                    _restore(*found)
-
-
-_WHOLE = _WholeFloat32()
+                    _restore(*shared.found)
+            except BaseException:
+                _restore(*shared.found)
+                raise
+            shared.found = None
 
 
 def _is_whole() -> bool:
@@ -117,19 +132,23 @@ def _is_whole() -> bool:
     return read("cuda", "matmul") in WHOLE and read("mkldnn", "matmul") in WHOLE
 
 
-def _turn_off() -> tuple[str | None, str, str]:
-    """Keep all digits from now on; returns what :func:`_restore` needs.
+def _settings() -> _Settings:
+    """The settings now: the older of torch's settings, and the newer ones of GPUs and of CPUs."""
+    cuda, mkldnn = _backends()
+    return _older(), cuda.fp32_precision, mkldnn.fp32_precision
+
+
+def _turn_off(older: str | None) -> None:
+    """Keep all digits from now on; ``older`` is the older setting as it was found.
 
     torch has an older setting for all devices and a newer one for each kind of device. Each is read on
     the other's behalf, and the older one raises an error if the two do not agree. So the older one is
     changed only where it has been used alone.
     """
-    cuda, mkldnn = _backends()
-    older, newer = _older(), (cuda.fp32_precision, mkldnn.fp32_precision)
     if older is not None:
         torch.set_float32_matmul_precision("highest")
+    cuda, mkldnn = _backends()
     cuda.fp32_precision = mkldnn.fp32_precision = "ieee"
-    return older, *newer
 
 
 def _restore(older: str | None, *newer: str) -> None:

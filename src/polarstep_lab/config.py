@@ -86,11 +86,11 @@ class PolarConfig:
     paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`). In
     records of earlier versions a basis may have served ``keep`` steps.
 
-    ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"scaled"`` and
-    ``"lifted"`` keep it (:class:`polarstep.Deflated`): divided by its norm, or lifted together with the
-    head by one step of degree 17. Records of earlier versions say ``"jointly"`` for ``"lifted"``. With
-    ``float8`` this step is in eight bits on GPUs that have them, and in bfloat16 on CPUs with tiles; in
-    earlier versions it never was.
+    ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"lifted"`` keeps it
+    (:class:`polarstep.Deflated`): it is lifted together with the head by one step of degree 17.
+    Records of earlier versions say ``"jointly"`` for ``"lifted"``, and may say ``"scaled"`` for a rest
+    that is divided by its norm alone. With ``float8`` this step is in eight bits on GPUs that have them,
+    and in bfloat16 on CPUs with tiles; in earlier versions it never was.
 
     With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
     budget), and all other settings have their defaults.

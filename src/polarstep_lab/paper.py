@@ -19,6 +19,7 @@ __all__ = [
     "ABLATIONS_SOURCE",
     "METHODS",
     "TABLE_2",
+    "TRAINING_TOKENS",
     "Benchmark",
     "Method",
     "Order",
@@ -183,6 +184,10 @@ TABLE_2: Mapping[str, PublishedTable] = {
     "cifar10": _setting("CIFAR-10", 50, _ACCURACY),
 }
 """Table 2, by benchmark."""
+
+TRAINING_TOKENS = 8 * 16_384 * (483 + 2 * 483 + 3 * 524)
+"""The tokens of a nanoGPT run of the authors: three stages of 483, 483 and 524 steps, whose batches are
+once, twice and three times 16,384 tokens on each of eight GPUs."""
 
 # The paper shows its ablations as curves alone. For CIFAR-10 the authors' repository has the figures
 # behind the curves, or behind an earlier version of them: the rows of Table 2 in the same file are not

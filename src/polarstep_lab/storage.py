@@ -24,7 +24,9 @@ __all__ = [
     "write_json",
 ]
 
-AGAIN = "then run the same command again, `polarstep run` with --resume"
+AGAIN = (
+    "then run the same command again; where a run has begun, `polarstep run` goes on with --resume"
+)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import polarstep as ps
 
@@ -105,6 +105,25 @@ def other_copies_on_one(rank: int, kind: str) -> list[list[str]]:
                 of_gradients(p)
         if step == 2:
             optimizer.load_state_dict(optimizer.state_dict())
+        told.append(warned_of(optimizer.step))
+    return told
+
+
+def later_drift(rank: int, grid: Any, where: str) -> list[list[str]]:
+    """What each step is warned of; at step 2 alone ranks 0 and 1 have other gradients than the rest."""
+    names = ("a", "b", "c")
+    if where == "plain":
+        params = [nn.Parameter(given(name, (8, 12), 0)) for name in names]
+        optimizer = ps.Muon(list(zip(names, params, strict=True)), process_group=dist.group.WORLD)
+    else:
+        params = [matrix(name, grid, Replicate(), Shard(0)) for name in names]
+        optimizer = ps.Muon(list(zip(names, params, strict=True)))
+    told = []
+    for step in range(6):
+        give_gradients(params, step)
+        if step == 2 and rank < 2:  # one copy of hsdp
+            for p in params:
+                getattr(p.grad, "_local_tensor", p.grad).neg_()
         told.append(warned_of(optimizer.step))
     return told
 
@@ -217,7 +236,7 @@ def a_map_that_fails_on_one_while_all_gather(mesh: Any) -> tuple[list[str], floa
     """The matrices of other shapes are gathered after it."""
     params = [matrix(f"gathered {i}", mesh, Shard(0), shape=(8, 12 + i)) for i in range(3)]
     groups = [{"params": params[:1], "polar": Broken()}, {"params": params[1:]}]
-    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params)
+    words = words_of(ps.Muon(groups, lr=0.1, plan="gather"), params, 1)
     alone = [nn.Parameter(given(f"gathered {i}", (8, 12 + i), 0)) for i in (1, 2)]
     one = ps.Muon(alone, lr=0.1)
     for i, q in enumerate(alone, 1):
@@ -424,7 +443,7 @@ def a_map_that_fails_on_experts_of_one(mesh: Any) -> tuple[list[str], float]:
         {"params": params[:1], "polar": Broken()},
         {"params": params[1:], "plan": "owner"},
     ]
-    words = words_of(ps.Muon(groups, lr=0.1), params)
+    words = words_of(ps.Muon(groups, lr=0.1), params, 1)
     alone = nn.Parameter(given("a", (8, 12), 0))
     one = ps.Muon([alone], lr=0.1)
     alone.grad = given("gradient 1", (8, 12), 0)
@@ -488,6 +507,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
         "peaks": peaks(mesh),
         "other parameters": other_parameters_on_one(rank),
         "copies": {kind: other_copies_on_one(rank, kind) for kind in COPIES},
+        **{f"later {where}": later_drift(rank, grid, where) for where in ("plain", "hsdp")},
         "more parameters": more_parameters_on_one(rank, mesh),
         # On some ranks only, a group is made here. The group for the host comes after it.
         "elsewhere": on_other_ranks(),

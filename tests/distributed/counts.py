@@ -39,7 +39,6 @@ MAPS: dict[str, ps.PolarMap] = {
 }
 CARRYING: dict[str, ps.PolarMap] = {
     "auto's": ps.Deflated(ps.LowRank(16, 8, sketch=Warm()), ps.NewtonSchulz(1, "flat")),
-    "rest scaled": ps.Deflated(ps.LowRank(16, 8)),
 }
 PLANS = ("owner", "replicated", "gather")
 

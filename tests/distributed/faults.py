@@ -25,6 +25,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import polarstep as ps
 from polarstep import rng
+from polarstep.distributed.owner import Trip
+from polarstep.distributed.step import Split
+from polarstep.engines.torch import Target
 from polarstep.polar import Warm
 
 STEPS = 3
@@ -35,7 +38,7 @@ SKETCHED = ps.LowRank(4, 2, always_sketch=True, inner=ps.NewtonSchulz(3, "quinti
 WITH_STATE: dict[str, dict[str, Any]] = {
     "warm": {"polar": WARM, "nonfinite": "skip"},
     "warm, skip": {"polar": replace(SKETCHED, sketch=ps.Warm()), "nonfinite": "skip"},
-    "rest scaled": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
+    "deflated": {"polar": ps.Deflated(SKETCHED), "nonfinite": "skip"},
     "rows": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
 }
 
@@ -237,6 +240,55 @@ def broken_map_on_one(rank: int, mesh: Any) -> list[str]:
         if "failed" in words[-1]:
             return [*words, str(step)]
     return words
+
+
+# Where a rank may run out of memory: it advances and packs M, and it writes T to the weights.
+PLACES = {
+    "packing": (Target, "local_momentum"),
+    "receiving": (Trip, "received_back"),
+    "updating": (Split, "_write"),
+}
+
+
+def shared_matrices(mesh: Any, plan: str) -> tuple[list[nn.Parameter], Any]:
+    """Four parameters with a gradient, in parts or as copies, and the group of the copies."""
+    params = matrices(mesh, count=4)
+    group = None
+    if plan == "replicated":
+        params = [nn.Parameter(p.full_tensor().detach()) for p in params]
+        group = torch.distributed.group.WORLD
+    for p in params:
+        p.grad = p.detach().clone()
+    return params, group
+
+
+def fails_on_one(rank: int, mesh: Any, place: str, plan: str) -> list[str]:
+    """What a step raises in which rank 1 fails, and the next step, in which no rank does."""
+    params, group = shared_matrices(mesh, plan)
+    ours = ps.Muon(params, lr=0.1, plan=plan, process_group=group, polar=ps.NewtonSchulz(1))
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError(place)
+
+    its, name = PLACES[place]
+    known = getattr(its, name)
+    if rank == 1:
+        setattr(its, name, failing)
+    try:
+        words = [raised(ours.step)]
+    finally:
+        setattr(its, name, known)
+    return [*words, raised(ours.step)]
+
+
+def cleared_on_one(rank: int, mesh: Any, plan: str) -> list[str]:
+    """Rank 1 clears its state between two steps of a map that carries a warm start."""
+    params, group = shared_matrices(mesh, plan)
+    ours = ps.Muon(params, lr=0.1, plan=plan, process_group=group, polar=WARM)
+    words = [raised(ours.step)]
+    if rank == 1:
+        ours.state.clear()
+    return [*words, raised(ours.step)]
 
 
 def out_of_step(rank: int, mesh: Any) -> str:
@@ -474,6 +526,10 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)
+    for plan in ("owner", "replicated"):
+        for place in PLACES:
+            found["fails", place, plan] = fails_on_one(rank, mesh, place, plan)
+        found["cleared", plan] = cleared_on_one(rank, mesh, plan)
     found["out of step"] = out_of_step(rank, mesh)
     found["before sharding"] = before_sharding(rank, mesh)
     found["after a step"] = before_sharding(rank, mesh, late=True)

@@ -22,7 +22,6 @@ HEAD = ps.LowRank(10, 2, 0, inner=ps.NewtonSchulz(5, "quintic"), always_sketch=T
 MAPS: dict[str, ps.PolarMap] = {
     "sketched": HEAD,
     "warm": ps.LowRank(10, 2, 0, sketch=ps.Warm(), always_sketch=True),
-    "rest scaled": ps.Deflated(HEAD),
     "rest lifted": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
 }
 # How many directions are there, and how far the first four tower over the others.

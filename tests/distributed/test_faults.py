@@ -114,8 +114,33 @@ def test_a_rank_that_raises_before_the_step(ranks, found) -> None:
 def test_a_map_that_fails_on_one_rank(ranks, found) -> None:
     words = [there["broken map"] for there in found[ranks]]
     assert all(each == words[0] for each in words)
-    assert words[0][0] == "nothing"
-    assert "rank 1: ValueError: this map is broken" in words[0][1]
+    assert f"failed on 1 of {ranks} ranks" in words[0][0]
+    assert "rank 1: ValueError: this map is broken" in words[0][0]
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["owner", "replicated"])
+@pytest.mark.parametrize("place", faults.PLACES)
+def test_a_rank_that_fails_outside_the_map(ranks, place, plan, found) -> None:
+    """Where memory runs out, say: the others waited for it, or found it at another step."""
+    words = [there["fails", place, plan] for there in found[ranks]]
+    assert all(each == words[0] for each in words)
+    first, second = words[0]
+    assert f"rank 1: MemoryError: {place}" in first
+    # A rank that has packed nothing has no momentum of most matrices, and others have.
+    assert ("lacks on rank 1" if place == "packing" else "nothing") in second
+
+
+@over_ranks
+@pytest.mark.parametrize("plan", ["owner", "replicated"])
+def test_a_state_that_one_rank_has_cleared(ranks, plan, found) -> None:
+    for there in found[ranks]:
+        first, second = there["cleared", plan]
+        assert first == "nothing"
+        assert (
+            "the optimizer's state of 9×12 torch.float64 in group 0 lacks on rank 1 what" in second
+        )
+        assert "clear the state on all" in second
 
 
 @over_ranks

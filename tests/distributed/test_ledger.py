@@ -74,7 +74,7 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     where = (plan, ledger.SharedMatrices(m, n, count, len(results), copies=copies), polar)
     expected = ledger.bytes_received(*where, itemsize=4)
     assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
-    assert all(0 < r[0]["status"] < 300 for r in results)
+    assert all(0 < r[0]["status"] < 400 for r in results)
     flops = mean(r[1] for r in results)
     expected_flops = ledger.flops_per_rank(*where)
     assert flops == pytest.approx(expected_flops, rel=0.02)

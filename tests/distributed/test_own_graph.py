@@ -18,7 +18,7 @@ def capturing(monkeypatch):
         for module in (
             "optim.muon",
             "optim.stepping.collect",
-            "optim.stepping.by_tensors",
+            "bucket",
             "optim.stepping.resting",
         ):
             monkeypatch.setattr(f"polarstep.{module}.in_a_graph", lambda: True)

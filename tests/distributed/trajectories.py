@@ -43,7 +43,6 @@ MAPS: dict[str, dict[str, Any]] = {
     "Kaczmarz": {"polar": sketched(sketch=ps.Kaczmarz())},
     "warm": {"polar": sketched(sketch=Warm()), "nonfinite": "skip"},
     "deflated": {"polar": ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic"))},
-    "rest scaled": {"polar": ps.Deflated(sketched())},
     "by its norm": {
         "polar": ps.Deflated(sketched(), ps.NewtonSchulz(1, "quintic")),
         "lr_scale": "rms",

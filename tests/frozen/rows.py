@@ -53,7 +53,6 @@ MAPS: dict[str, Callable[[], Any]] = {
     "warm, h=1": lambda: sketched(sketch=Warm(), power=1),
     "deflated, flat": lambda: ps.Deflated(sketched(sketch=Warm()), ps.NewtonSchulz(1, "flat")),
     "deflated, quintic": lambda: ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic")),
-    "deflated": lambda: ps.Deflated(sketched()),
     "auto": lambda: ps.Auto(),
 }
 # The parameters of each layout; two have one shape, so that they are one batch.
@@ -156,7 +155,7 @@ def ranks() -> Iterator[Row]:
         "copies": [(12, 20), (20, 12), (12, 20)],
     }
     plans = {
-        "rows": ("auto", "owner", "gather", "sharded"),
+        "rows": ("auto", "owner", "gather"),
         "columns": ("owner",),
         "stack": ("auto", "gather"),
         "copies": ("auto", "local"),

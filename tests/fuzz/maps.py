@@ -88,7 +88,6 @@ def _low_rank(choose: Choices) -> LowRank:
 
 def _deflated(choose: Choices) -> Deflated:
     rest = choose.one_of(
-        None,
         NewtonSchulz(1, "flat"),
         NewtonSchulz(1, "cubic"),
         NewtonSchulz(2, ((1.5, -0.5), (1.875, -1.25, 0.375))),

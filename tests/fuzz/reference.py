@@ -131,7 +131,7 @@ class Reference:
         Q = _basis(Y)
         Z = reference(polar.inner, (Q.mT @ M)[None])
         assert Z is not None
-        memory["squared_norm"] = max(Z[0].square().sum().item(), polar.width / 4)
+        memory["squared_norm"] = max(Z[0].square().sum().item(), polar.width / 9)
         if warm:
             noise = self._numbers(polar, shape).double() / math.sqrt(M.shape[1])
             memory["Omega"] = Z[0].mT + polar.sketch.noise * noise

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 import pytest
 import torch
 from tests.integrations.pages import blocks, needs, run, same, weights
-from tests.integrations.torchvision_stand_in import stand_in_for_torchvision
 
 from polarstep import muon_for
 
 PAGE = "timm.md"
-pytestmark = needs("timm")
+pytestmark = [
+    needs("timm"),
+    pytest.mark.skipif(
+        find_spec("torchvision") is None,
+        reason="timm imports torchvision, and the index has none that loads beside this torch",
+    ),
+]
 
 
-def test_the_page_trains_and_resumes_bit_for_bit(
-    steps: list[object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stand_in_for_torchvision(monkeypatch)
+def test_the_page_trains_and_resumes_bit_for_bit(steps: list[object]) -> None:
     script, resume = blocks(PAGE)
     namespace = run(script, {}, PAGE)
     assert len(steps) == 4
@@ -36,11 +40,8 @@ def test_the_page_trains_and_resumes_bit_for_bit(
         ("levit_128s", "stages.0.blocks.0.attn.qkv.linear.weight", (16, 16, 32)),
     ],
 )
-def test_parts_that_come_head_by_head(
-    name: str, weight: str, parts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_that_come_head_by_head(name: str, weight: str, parts: tuple[int, ...]) -> None:
     """The rows that a cut gives to q are those that the layer takes for q."""
-    stand_in_for_torchvision(monkeypatch)
     import timm
 
     with torch.device("meta"):

@@ -185,3 +185,24 @@ def test_a_scaled_polynomial(
     assert got.dtype == torch.float16
     error = torch.linalg.matrix_norm(got.double() - want, 2)
     assert (error <= 1e-2 * torch.linalg.matrix_norm(want, 2)).all()
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_dual_of_a_head_is_its_plain_twin(device: torch.device, weighted: bool) -> None:
+    m, n, ell = 72, 136, 16
+    Q = torch.linalg.qr(randn(2, m, ell).double()).Q * (1 - 2**-7)
+    Q[..., -2:] = 0  # padding
+    X = torch.linalg.qr(randn(2, n, ell, seed=1)).Q.mT.contiguous().to(device).half()
+    W = randn(2, ell, ell, seed=2).to(device).half() if weighted else None
+    head = Head(Q.to(device).half(), X, X, W)
+    got = products.of(device).dual(head)
+    fine = Head(*(None if Y is None else Y.double() for Y in (head.Q, X, X, W)))
+    want = PLAIN.dual(fine)
+    assert got.Q.dtype == torch.float16
+    assert got.W is not None
+    assert want.W is not None
+    assert torch.allclose(got.Q.double(), want.Q, atol=3e-4)
+    assert torch.allclose(got.W.double(), want.W, atol=3e-3)
+    assert (got.Q[..., -2:] == 0).all()
+    assert torch.allclose((got.Q.double().mT @ fine.Q)[:, :-2, :-2],
+                          torch.eye(ell - 2, device=device).double(), atol=2e-3)  # fmt: skip

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.optim.stepping.step import Bucket
+from polarstep.bucket import Observed
 from polarstep.polar.coefficients import evaluate, resolve
 from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE
 from polarstep.polar.rest_norm import rest_size
@@ -301,7 +301,7 @@ def test_an_optimizer_applies_the_step_that_its_hooks_see(
     seen, other = (
         ps.Muon(each, lr=0.5, weight_decay=0.1, polar=polar, lr_scale="none") for each in (X, twins)
     )
-    applied: list[Bucket] = []
+    applied: list[Observed] = []
     seen.register_polar_hook(applied.append)
     for step in range(5):
         for i, (x, twin) in enumerate(zip(X, twins, strict=True)):

@@ -20,13 +20,13 @@ MAPS = [
     ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True),
     ps.Deflated(ps.LowRank(4, 2, always_sketch=True)),
 ]
-WITH_STATE = pytest.mark.parametrize("polar", MAPS[3:], ids=["warm", "rest scaled"])
+WITH_STATE = pytest.mark.parametrize("polar", MAPS[3:], ids=["warm", "deflated"])
 ON_GPU = torch.cuda.is_available()
 STEPS = 6 if ON_GPU else 3  # a GPU captures its steps after the fourth
 
 
 def parameters(device: torch.device, polar: ps.PolarMap | None = None) -> list[Tensor]:
-    """One of each shape; fewer for a scaled rest in the interpreter, where a shape takes a second."""
+    """One of each shape; fewer for a deflated map in the interpreter, where a shape takes a second."""
     shapes = SHAPES[:3] + SHAPES[-1:] if polar == MAPS[-1] and not ON_GPU else SHAPES
     g = torch.Generator().manual_seed(0)
     return [torch.nn.Parameter(torch.randn(s, generator=g).to(device)) for s in shapes]
@@ -210,7 +210,7 @@ def test_a_hook_sees_the_step_and_does_not_change_it(
 def test_tables_are_written_again_only_when_something_changed(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polarstep.optim.stepping import replay_plan
+    from polarstep.engines import replay_plan
 
     written = []
     table = replay_plan.shared_table

@@ -14,8 +14,8 @@ from tests.own_parts import WITH_STATE, Run, sketched
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.optim.stepping import replay, replay_plan
-from polarstep.optim.stepping.by_tables import has_momentum_like, lies_like
+from polarstep.engines import replay, replay_plan
+from polarstep.engines.fused import has_momentum_like, lies_like
 
 SKETCHED = sketched(ps.Gaussian())
 
@@ -243,7 +243,7 @@ def test_plans_that_take_turns_are_kept_and_change_nothing(
         run.go([step], without=in_turn)
         plan = run.optimizer._replayed._plan
         assert plan is kept[(step + 1) % 2]
-        places.append([bucket.place() for bucket, _ in plan.runs])
+        places.append([bucket.place() for bucket in plan.runs])
         assert step < 10 or places[-1] == places[-3]
     assert all(sum(plan.replays.steps.values()) > 3 for plan in kept)
     monkeypatch.setattr(replay, "MOST_PLANS", 1)

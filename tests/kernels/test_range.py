@@ -28,11 +28,10 @@ MAPS = {
         always_sketch=True,
     ),
     "deflated": ps.Deflated(ps.LowRank(4, 4, always_sketch=True), ps.NewtonSchulz(1, "flat")),
-    "deflated, scaled": ps.Deflated(ps.LowRank(4, 4, always_sketch=True), None),
     "auto": ps.Auto(),
 }
 # Maps that are tried with bfloat16 parameters, too.
-IN_16_BITS = ("full space", "whitened", "deflated", "deflated, scaled")
+IN_16_BITS = ("full space", "whitened", "deflated")
 # Gradients of usual size first. float32 loses digits below 1e-38, and C is up to 20 G.
 EXPONENTS = [0, -119, -41, 119]
 

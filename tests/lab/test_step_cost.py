@@ -287,7 +287,13 @@ def selected_rows(step, options, device):
 
 
 # Rows of maps that the package had when the records were made.
-GONE = {"LowRank, Gaussian h=0, kept 4 steps"}
+GONE = {
+    "LowRank, Gaussian h=0, kept 4 steps",
+    "Deflated, Gaussian h=1, rest scaled",
+    "Deflated, Gaussian h=1, rest scaled, rows normalized",
+    "Deflated 120, warm, rest scaled",
+    "Deflated 120, warm, rest scaled, rows normalized",
+}
 COMMANDS = [words for page in PAGES for words in printed_commands(page)]
 
 

@@ -12,11 +12,11 @@ __all__ = ["PACKAGE", "ROOMS", "Room", "drawn", "possible"]
 
 PACKAGE = Path("src/polarstep")
 # These run on a GPU alone: replayed CUDA graphs, and cuBLAS.
-ON_A_GPU = {"optim/stepping/replay.py", "products/cuda.py"}
+ON_A_GPU = {"engines/replay.py", "products/cuda.py"}
 # These run on a GPU, or in Triton's interpreter; tests/kernels has their tests.
 IN_THE_INTERPRETER = (
-    "optim/stepping/by_tables.py",
-    "optim/stepping/replay_plan.py",
+    "engines/fused.py",
+    "engines/replay_plan.py",
     "polar/small.py",
     "products/float8.py",
     "products/triton.py",
@@ -63,7 +63,7 @@ ROOMS = {
     "theory": _folder("theory", 40),
     "polar": _folder("polar", 46),
     "certificate": _folder("certificate", 40),
-    "optim": _folder("optim", 25),
+    "optim": Room("tests/optim", 25, ("optim", "muon.py", "bucket.py", "exchange.py", "engines")),
     "matrix.py": _file("matrix", 15),
     "checked_values.py": _file("checked_values", 15),
     "callers_level.py": _file("callers_level", 15),

@@ -13,8 +13,8 @@ from tests.own_parts import SignDescent
 from torch import Tensor, nn
 
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
+from polarstep import muon as algorithm
 from polarstep.certificate import Monitor
-from polarstep.optim.stepping import by_tensors
 from polarstep.polar import Warm
 
 RANKS = 2
@@ -115,7 +115,7 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     model = network()
     found: dict[str, Any] = {}
     for number, name in enumerate(CASES):
-        by_tensors.LARGEST_GATHERED = (
+        algorithm.LARGEST_GATHERED = (
             2**29 if number % 2 else 1
         )  # bytes; a bucket in one part, in many
         model = network()

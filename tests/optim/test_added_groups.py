@@ -43,8 +43,8 @@ def test_vectors_are_an_error_for_a_new_optimizer_and_adamws_for_an_old_one():
     layer = nn.Linear(4, 5)
     optimizer.add_param_group({"params": layer.parameters(), "lr": 0.002})
     summary = [(g["algorithm"], g["lr"], len(g["params"])) for g in optimizer.param_groups]
-    # A rate for Muon's matrices; AdamW's own is lowered by as much.
-    assert summary == [("muon", 0.02, 1), ("adamw", pytest.approx(3e-5), 1), ("muon", 0.002, 1)]
+    assert summary == [("muon", 0.02, 1), ("adamw", 0.002, 1), ("muon", 0.002, 1)]
+    assert optimizer.param_groups[1]["lr_factor"] == 0.15  # a vector's
     before = [p.detach().clone() for p in layer.parameters()]
     backward(layer)
     optimizer.step()
@@ -113,8 +113,9 @@ def test_layers_that_were_frozen_get_the_rules_they_would_have_had():
             expected.matrix,
             expected.role,
         )
-    assert optimizer.routes["blocks.0.up.weight"].lr == 0.01
-    assert optimizer.routes["blocks.0.up.bias"].lr == pytest.approx(0.05)
+    for name, factor in (("weight", 2.0), ("bias", 5.0)):  # √(m/n), and 0.1/0.02
+        route = optimizer.routes[f"blocks.0.up.{name}"]
+        assert (route.lr, route.factors) == (0.01, (pytest.approx(factor),))
     assert optimizer.routes["blocks.0.up.weight"].why == "hidden: Linear, added later"
 
 
@@ -198,54 +199,31 @@ def test_a_layout_given_with_a_group_replaces_the_cut_that_was_found():
 # --- learning rates of a group added later
 
 
-def added_rates(optimizer: Muon, **options) -> list[float]:
-    """The rates of AdamW and of Muon in a group of both that is added."""
+def added_rates(optimizer: Muon, **options) -> list[tuple[float, float]]:
+    """The rates of AdamW and of Muon in a group of both that is added, and their factors."""
     params = [Parameter(gaussian(4, 3)), Parameter(torch.zeros(3))]
     optimizer.add_param_group({"params": params, **options})
-    return [group["lr"] for group in optimizer.param_groups[-2:]]
+    return [(group["lr"], group["lr_factor"]) for group in optimizer.param_groups[-2:]]
 
 
-def test_a_rate_is_in_proportion_to_the_rates_of_a_loaded_checkpoint():
+def test_the_rules_of_an_added_group_have_one_rate():
     model = SmallGPT("untied")
-    saved = muon_for(model, lr=0.02).state_dict()
-    for lr in (0.5, 0.0):
-        optimizer = muon_for(model, lr=lr)
-        optimizer.load_state_dict(saved)
-        assert added_rates(optimizer, lr=0.02) == pytest.approx([3e-4, 0.02])
-        copied = copy.deepcopy(optimizer)
-        assert added_rates(copied, lr=0.01) == pytest.approx([1.5e-4, 0.01])
-        assert added_rates(unpickled(optimizer), lr=0.01) == pytest.approx([1.5e-4, 0.01])
-        assert added_rates(optimizer) == pytest.approx([3e-4, lr])  # those of the call, as in torch
-    optimizer = muon_for(model, lr=0.5, others=AdamW(lr=0.1))  # the checkpoint's 3e-4 holds
-    optimizer.load_state_dict(saved)
-    assert added_rates(optimizer, lr=0.01) == pytest.approx([1.5e-4, 0.01])
-
-
-@pytest.mark.parametrize("scheduled", ["torch", "by hand"])
-def test_a_rate_in_the_middle_of_a_schedule(scheduled):
-    model = SmallGPT("untied")
-    optimizer = muon_for(model, lr=0.02)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.5**k)
-    if scheduled == "torch":
-        optimizer.step()
-        schedule.step()
-    else:
-        for group in optimizer.param_groups:
-            del group["initial_lr"]
-            group["lr"] *= 0.5
-    resumed = muon_for(model, lr=0.5)
-    resumed.load_state_dict(optimizer.state_dict())
-    for each in (optimizer, resumed):  # as their neighbours, at half the rates
-        assert added_rates(each, lr=0.01) == pytest.approx([1.5e-4, 0.01])
+    optimizer = muon_for(model, lr=0.5)
+    optimizer.load_state_dict(muon_for(model, lr=0.02).state_dict())
+    for each in (optimizer, copy.deepcopy(optimizer), unpickled(optimizer)):
+        assert added_rates(each, lr=0.01) == [(0.01, 0.15), (0.01, 1.0)]
+        assert added_rates(each) == [(0.5, 0.15), (0.5, 1.0)]  # that of the call, as in torch
     optimizer.add_param_group(
         {"params": [Parameter(torch.zeros(3))], "lr": 0.01, "initial_lr": 0.02}
     )
     group = optimizer.param_groups[-1]
-    assert (group["lr"], group["initial_lr"]) == pytest.approx((1.5e-4, 3e-4))
+    assert (group["lr"], group["initial_lr"], group["lr_factor"]) == (0.01, 0.02, 0.15)
 
 
-def test_without_a_rate_of_muon_other_rules_keep_their_own():
-    assert added_rates(muon_for(SmallGPT("untied"), lr=0.0), lr=0.01) == [3e-4, 0.01]
+def test_an_added_group_keeps_the_proportions_of_a_rule_with_a_rate_of_its_own():
+    optimizer = muon_for(SmallGPT("untied"), lr=0.02, vectors=SGD(lr=0.1))
+    ((lr, factor), _) = added_rates(optimizer, lr=0.002)
+    assert lr * factor == pytest.approx(0.01)
 
 
 # --- parameters that the model did not have
@@ -269,20 +247,14 @@ def test_new_layers_get_the_rules_of_their_twins():
     model, optimizer = with_new_layers(embeddings=AdamW(lr=5e-3), heads=SGD(lr=0.1))
     optimizer.add_param_group({"params": new_parameters(model)})
     last = len(model.trunk) - 1
-    found = {
-        name: (
-            optimizer.routes[name].algorithm,
-            optimizer.routes[name].lr,
-            optimizer.routes[name].why,
-        )
-        for name, _ in model.named_parameters()
-    }
-    assert found["wpe.weight"] == ("AdamW", 5e-3, "embedding: Embedding, added later")
+    found = {row.name: (row.algorithm, row.factors, row.why) for row in optimizer.routes}
+    assert found["wpe.weight"] == ("AdamW", (0.25,), "embedding: Embedding, added later")
     why = "head: a row for each entry of wte"
-    assert found["head.weight"] == ("SGD", 0.1, why)
-    assert found["second.weight"] == ("SGD", 0.1, f"{why}, added later")
-    assert found["second.bias"] == ("AdamW", 3e-4, "vector: bias of Linear, added later")
-    assert found[f"trunk.{last}.weight"] == ("Muon", 0.02, "hidden: Linear, added later")
+    assert found["head.weight"] == ("SGD", (5.0,), why)
+    assert found["second.weight"] == ("SGD", (5.0,), f"{why}, added later")
+    assert found["second.bias"] == ("AdamW", (0.15,), "vector: bias of Linear, added later")
+    assert found[f"trunk.{last}.weight"] == ("Muon", (1.0,), "hidden: Linear, added later")
+    assert {row.lr for row in optimizer.routes} == {0.02}
     assert optimizer.param_groups[-1]["algorithm"] == "muon"
     assert len(optimizer.routes) == len(list(model.parameters()))
     backward(model)
@@ -457,7 +429,7 @@ def test_lightning_unfreezes_a_backbone(finetuned):
 
 def test_groups_have_names_of_their_own():
     names = [group["name"] for group in muon_for(SmallGPT("untied")).param_groups]
-    assert names == ["hidden", "hidden-2", "embedding", "head", "vector"]
+    assert names == ["hidden", "hidden-2", "embedding", "embedding-2", "head", "vector"]
     optimizer = Muon([Parameter(gaussian(4, 3))])
     optimizer.add_param_group({"params": [Parameter(gaussian(4, 3))], "name": "mine"})
     optimizer.add_param_group({"params": [Parameter(gaussian(4, 3))]})
@@ -528,7 +500,7 @@ def test_a_checkpoint_with_other_groups_goes_on_as_it_was_saved():
     model.load_state_dict(middle)
     now = muon_for(model)
     assert len(now.param_groups) > len(saved["param_groups"])
-    with pytest.warns(UserWarning, match=r"in 4 groups, and this optimizer had them in 5"):
+    with pytest.warns(UserWarning, match=r"in 5 groups, and this optimizer had them in 6"):
         now.load_state_dict(saved)
     assert all(
         torch.equal(a, b) for a, b in zip(trained(now, model, range(2, 4)), expected, strict=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.polar.rest_norm import FACTOR, rest_norm
+from polarstep.polar.rest_norm import FACTOR
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 FRESH = ps.LowRank(12, 4, inner=INNER, always_sketch=True)
@@ -26,7 +25,6 @@ HEADS = {
     "warm": replace(FRESH, sketch=ps.Warm()),
 }
 STEPS = {
-    "scaled": None,
     "flat": ps.NewtonSchulz(1, "flat"),
     "jordan": ps.NewtonSchulz(2, "jordan"),
 }
@@ -88,27 +86,10 @@ def test_a_run_resumes_bit_for_bit(polar, steps):
     ("head", "carried"),
     [("fresh", set()), ("kaczmarz", set()), ("warm", {"basis"})],
 )
-@pytest.mark.parametrize("steps", ["scaled", "flat"])
-def test_the_state_is_what_the_head_carries_and_without_steps_the_vectors(head, carried, steps):
-    params, optimizer = started(MAPS[f"{head} {steps}"], 2)
-    names = carried | ({"rest"} if steps == "scaled" else set())
+def test_the_state_is_what_the_head_carries(head, carried):
+    params, optimizer = started(MAPS[f"{head} flat"], 2)
     for p in params:
-        state, (m, n) = optimizer.state[p], p.shape[-2:]
-        assert {"rest", "basis"} & state.keys() == names
-        if steps == "scaled":
-            assert state["rest"].shape == (p.numel() // (m * n), 16, max(m, n))
-
-
-def test_the_carried_vectors_count():
-    """A run that has lost them goes on with another δ."""
-    params, optimizer = started(MAPS["fresh scaled"], 3)
-    others, forgetful = started(MAPS["fresh scaled"], 3)
-    for p in others:
-        del forgetful.state[p]["rest"]
-    for these, each in ((params, optimizer), (others, forgetful)):
-        set_gradients(these, 3)
-        each.step()
-    assert not any(map(torch.equal, params, others))
+        assert optimizer.state[p].keys() == {"momentum_buffer"} | carried
 
 
 @over_maps
@@ -120,7 +101,7 @@ def test_a_parameter_that_is_skipped_keeps_all_it_has(polar):
     optimizer.step()
     for i, (p, (weights, state)) in enumerate(zip(params, before, strict=True)):
         assert torch.equal(p, weights) == (i == 0)
-        for name in {"rest", "basis"} & state.keys():
+        for name in {"basis"} & state.keys():
             assert torch.equal(optimizer.state[p][name], state[name]) == (i == 0)
     assert all(torch.equal(optimizer.state[params[0]][k], v) for k, v in before[0][1].items())
 
@@ -170,7 +151,7 @@ def single_entries(m: int, n: int) -> Iterator[Tensor]:
 )
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
-    """What small matrices give; the bound for all shapes is in ``theory/test_scaled_rest.py``."""
+    """What small matrices give; the bound for all shapes is in ``theory/test_deflated.py``."""
     p = nn.Parameter(torch.zeros(shape))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.85, nesterov=False, polar=polar)
     updates = []
@@ -180,23 +161,14 @@ def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
         optimizer.step()
     assert bool(p.isfinite().all())
     assert len(updates) > 10
-    assert operator_norm(torch.cat(updates)).max() <= (1.75 if polar.rest is None else 1.25)
+    assert operator_norm(torch.cat(updates)).max() <= 1.25
 
 
 @over_maps
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_delta_that_is_too_small_by_30_percent_blows_nothing_up(polar, shape, monkeypatch):
-    """A scaled rest keeps ‖T‖_op ≤ √(1 + 1/0.7²); steps measure ‖X₀‖_op after δ, and hardly notice."""
-    estimate = rest_norm
-
-    def too_small(M, D, B, *others, **options):
-        delta = 0.7 * operator_norm(M - D @ B).to(M.dtype)
-        inverse = torch.where(delta > 1e-5 * operator_norm(M), 1 / delta, 0.0)
-        found = estimate(M, D, B, *others, **options)
-        return replace(found, inverse=inverse.reshape(found.inverse.shape).to(found.inverse.dtype))
-
-    monkeypatch.setattr("polarstep.polar.deflated.rest_norm", too_small)  # of a scaled rest
-    monkeypatch.setattr("polarstep.polar.rest_norm.FACTOR", 0.7 * FACTOR)  # of steps
+    """Steps measure ‖X₀‖_op after δ, and hardly notice."""
+    monkeypatch.setattr("polarstep.polar.rest_norm.FACTOR", 0.7 * FACTOR)
     M = torch.stack([matrix(spectrum, *shape) for spectrum in SPECTRA]).float()
     p = nn.Parameter(torch.zeros_like(M))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.0, polar=polar)
@@ -206,7 +178,4 @@ def test_a_delta_that_is_too_small_by_30_percent_blows_nothing_up(polar, shape, 
         p.grad = M.clone()
         optimizer.step()
     largest = operator_norm(torch.cat(updates)).max()
-    if polar.rest is None:
-        assert 1.4 < largest <= math.sqrt(1 + 0.7**-2) + 1e-4
-    else:
-        assert 0.9 < largest <= 1.25
+    assert 0.9 < largest <= 1.25

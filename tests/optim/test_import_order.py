@@ -99,8 +99,8 @@ def test_the_levels_name_files_and_folders_that_exist():
 def test_an_import_upwards_would_be_found():
     assert level_of("groups") > level_of("polarstep.optim.muon.Muon")
     assert level_of("routing.roles") > level_of("routing.muon_for")
-    assert level_of("stepping.step") > level_of("polarstep.distributed.step.Distribution")
-    assert level_of("distributed.layout") > level_of("polarstep.optim.stepping.step.Bucket")
+    assert level_of("stepping.collect") > level_of("polarstep.distributed.step.Distribution")
+    assert level_of("distributed.layout") > level_of("polarstep.optim.stepping.collect.Member")
     assert "polarstep.optim.groups" in imported(ROOT / "optim" / "muon.py")
     assert "polarstep.distributed.step" in imported(ROOT / "optim" / "muon.py")
     assert "polarstep.distributed.wire" in imported(ROOT / "distributed" / "layout.py")

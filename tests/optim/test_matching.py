@@ -263,8 +263,8 @@ def test_groups_that_torchs_checkpoints_mix_up_are_pointed_out(slow):
     told = [
         str(w.message) for w in caught if "had another group in the checkpoint" in str(w.message)
     ]
-    rates, expected = (
-        {name: g["lr"] for g in optimizer.param_groups for name in g["param_names"]}
+    factors, expected = (
+        {name: g["lr_factor"] for g in optimizer.param_groups for name in g["param_names"]}
         for optimizer in (second, first)
     )
-    assert bool(told) == (slow == 1) == (rates != expected)
+    assert bool(told) == (slow == 1) == (factors != expected)

@@ -278,7 +278,7 @@ def test_a_pickle_names_the_modules_that_cannot_move():
             return super().find_class(module, name)
 
     Reading(io.BytesIO(pickle.dumps(optimizer))).load()
-    ours = {"muon", "rates", "elementwise", "transforms", "routing.known_model", "routing.route"}
+    ours = {"muon", "elementwise", "transforms", "routing.known_model", "routing.route"}
     found = {name.removeprefix("polarstep.optim.") for name in named if "polarstep.optim" in name}
     assert found == ours
     assert all(f"``optim.{name}``" in checkpoints.__doc__ for name in ours)

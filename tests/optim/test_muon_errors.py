@@ -470,7 +470,9 @@ def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
     shared = Parameter(torch.zeros(1, 3).expand(4, 3))
     with pytest.raises(ValueError, match=r"strides \(0, 1\) for its shape \(4, 3\).*\.clone\(\)"):
         Muon([{"params": [shared], "algorithm": algorithm}])
-    Muon([{"params": [Parameter(torch.zeros(1, 3).expand(1, 3))], "algorithm": algorithm}])
+    one_row = Parameter(torch.zeros(3).as_strided((1, 3), (0, 1)))
+    assert one_row.stride() == (0, 1)  # the row has no neighbour to share memory with
+    Muon([{"params": [one_row], "algorithm": algorithm}])
 
 
 @pytest.mark.parametrize(

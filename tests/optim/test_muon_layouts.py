@@ -10,7 +10,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, PolarMap, rng
-from polarstep.optim.stepping.target import Target
+from polarstep.engines.torch import Target
 from polarstep.polar import Warm
 
 

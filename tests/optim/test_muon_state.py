@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, muon_for
-from polarstep.optim.stepping.by_tensors import MOST_DRAWN
+from polarstep.bucket import MOST_DRAWN
 from polarstep.polar import Warm, auto
 
 
@@ -227,7 +227,7 @@ def test_numbers_of_earlier_seeds_are_dropped():
         optimizer.param_groups[0]["seed"] = seed
         W.grad = gaussian(8, 12, seed=seed)
         optimizer.step()
-    assert len(optimizer._plain._drawn) == MOST_DRAWN
+    assert len(optimizer._draws._kept) == MOST_DRAWN
 
 
 def test_warm_and_cold_are_told_apart_by_the_map_alone():

@@ -178,7 +178,7 @@ def test_a_large_bucket_is_worked_off_in_parts_with_one_sketch(polar, monkeypatc
     monkeypatch.setattr(Gaussian, "draw", lambda *a, **k: draws.append(a) or draw(*a, **k))
     ends, counts = [], []
     for largest in (2**30, 1):  # bytes: all at a time, one at a time
-        monkeypatch.setattr("polarstep.optim.stepping.by_tensors.LARGEST_ON_A_CPU", largest)
+        monkeypatch.setattr("polarstep.muon.LARGEST_ON_A_CPU", largest)
         params = [torch.nn.Parameter(gaussian(12, 18, seed=i)) for i in range(3)]
         params.append(torch.nn.Parameter(gaussian(2, 12, 18, seed=4)))
         optimizer, buckets = Muon(params, lr=0.1, polar=polar), []

@@ -109,7 +109,7 @@ def test_routers_go_to_the_rule_that_is_given() -> None:
 
     optimizer = ps.muon_for(Moe(), routers=SignDescent())
     assert optimizer.routes["router.weight"].algorithm == "SignDescent"
-    assert "SignDescent, lr 0.001" in str(optimizer.routes)
+    assert "SignDescent, 0.001 = lr × 0.05" in str(optimizer.routes)
 
 
 @pytest.mark.parametrize("rounding", ["nearest", "compensated"])
@@ -194,7 +194,7 @@ def test_parameters_that_come_later_get_the_rule() -> None:
     late = nn.Parameter(torch.zeros(3))
     optimizer.add_param_group({"params": [net.embedding.weight, late], "lr": 0.01})
     for group in optimizer.param_groups[-2:]:
-        assert (group["algorithm"], group["lr"]) == ("test-sign", 0.005)
+        assert (group["algorithm"], group["lr"], group["lr_factor"]) == ("test-sign", 0.01, 0.5)
 
 
 def test_schedulers_change_its_rate() -> None:
@@ -203,7 +203,8 @@ def test_schedulers_change_its_rate() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
     train(net, optimizer, range(1))
     scheduler.step()
-    assert {group["lr"] for group in optimizer.param_groups} == {0.01, 0.005}
+    rates = {group["lr"] * group["lr_factor"] for group in optimizer.param_groups}
+    assert rates == {0.01, 0.005}
 
 
 def test_a_compiled_step_is_the_same() -> None:

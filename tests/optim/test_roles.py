@@ -617,6 +617,7 @@ def test_frozen_parameters_are_left_out_and_listed():
         "left out",
         None,
         (),
+        "",
         "–",
         None,
         "frozen: requires_grad=False",

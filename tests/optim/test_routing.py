@@ -33,13 +33,16 @@ def test_every_role_has_its_rule_and_its_group():
         nonfinite="skip",
         seed=3,
     )
-    summary = [(g["role"], g["algorithm"], g["lr"], g["nonfinite"]) for g in optimizer.param_groups]
+    summary = [
+        (g["role"], g["algorithm"], g["lr"], g["lr_factor"] * 0.03, g["nonfinite"])
+        for g in optimizer.param_groups
+    ]
     assert summary == [
-        ("hidden", "muon", 0.03, "skip"),  # q, k, v
-        ("hidden", "muon", 0.03, "skip"),
-        ("embedding", "adamw", 0.2, "skip"),
-        ("head", "adamw", 0.1, "skip"),
-        ("vector", "sgd", 0.5, "skip"),
+        ("hidden", "muon", 0.03, 0.03, "skip"),  # q, k, v
+        ("hidden", "muon", 0.03, 0.03, "skip"),
+        ("embedding", "adamw", 0.03, pytest.approx(0.2), "skip"),
+        ("head", "adamw", 0.03, pytest.approx(0.1), "skip"),
+        ("vector", "sgd", 0.03, pytest.approx(0.5), "skip"),
     ]
     assert optimizer.param_groups[0]["polar"] == NewtonSchulz(3, "cubic")
     assert optimizer.param_groups[0]["seed"] == 3
@@ -66,7 +69,8 @@ def test_rules_come_first_and_the_first_match_wins():
             (lambda name, p: p.shape[0] == VOCABULARY, "muon"),
         ],
     )
-    assert optimizer.routes["blocks.0.up.weight"].lr == 0.5
+    assert optimizer.routes["blocks.0.up.weight"].factors == (25 * 4**0.5,)  # 0.5 = 0.02 × 25
+    assert optimizer.routes["blocks.0.up.bias"].factors == (12.5,)
     assert (
         optimizer.routes["blocks.0.up.weight"].why == "hidden, by rules[0] ('blocks.0.up.weight')"
     )
@@ -95,7 +99,7 @@ def test_a_rule_for_a_module_holds_for_all_inside_it():
     model = SmallGPT("untied")
     optimizer = muon_for(model, rules=[(model.blocks[1], AdamW(lr=0.5)), (model.head, "muon")])
     for row in optimizer.routes:
-        assert (row.lr == 0.5) == row.name.startswith("blocks.1.")
+        assert (row.factors == (25.0,)) == row.name.startswith("blocks.1.")
     assert optimizer.routes["head.weight"].why == "head, by rules[1] (a Linear)"
     with pytest.raises(ValueError, match=r"rules\[0\] \(a Linear\) matches no parameter"):
         muon_for(model, rules=[(nn.Linear(2, 2), None)])
@@ -107,7 +111,8 @@ def test_a_rule_for_a_module_holds_for_all_inside_it():
 
 def test_a_rule_for_a_class_holds_for_all_inside_it():
     optimizer = muon_for(SmallGPT("untied"), heads=AdamW(lr=0.1), rules=[(Block, {"lr": 0.5})])
-    assert {row.lr for row in optimizer.routes if row.role == "hidden"} == {0.5}
+    factors = {g["lr_factor"] for g in optimizer.param_groups if g["role"] == "hidden"}
+    assert factors == {25.0}
     optimizer = muon_for(
         Bag(attention=nn.MultiheadAttention(8, 2), trunk=mlp(8, 8, 3)),
         rules=[(nn.MultiheadAttention, SGD())],
@@ -352,7 +357,7 @@ def test_state_moves_between_two_optimizers_for_the_same_model(tmp_path):
     assert train(resumed, second, 3, seed=1) == expected
 
 
-def test_schedulers_see_one_learning_rate_a_role():
+def test_a_scheduler_may_have_a_curve_for_each_role():
     optimizer = muon_for(SmallGPT("untied"), lr=0.02, heads=AdamW(lr=0.1))
     scheduler = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
@@ -364,7 +369,7 @@ def test_schedulers_see_one_learning_rate_a_role():
     optimizer.step()
     scheduler.step()
     rates = {g["role"]: g["lr"] for g in optimizer.param_groups}
-    assert rates == {"hidden": 0.02, "embedding": 3e-4, "head": 0.05, "vector": 3e-4}
+    assert rates == {"hidden": 0.02, "embedding": 0.02, "head": 0.01, "vector": 0.02}
 
 
 # --- the page about it

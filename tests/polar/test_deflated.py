@@ -15,13 +15,11 @@ from polarstep import flops, products, rng
 from polarstep.polar.base import Carry
 from polarstep.polar.coefficients import evaluate
 from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, TOLERATED_VALUE, tolerant_scale
-from polarstep.polar.rest_norm import rest_norm
 from polarstep.products.sizes import frobenius_norm
 from polarstep.theory import bounds
 
 HEAD = ps.LowRank(4, 2, inner=ps.Exact(), always_sketch=True)
 FORMS = {
-    "scaled": ps.Deflated(HEAD),
     "flat": ps.Deflated(HEAD, ps.NewtonSchulz(1, "flat")),
     "cubic, then quintic": ps.Deflated(HEAD, ps.NewtonSchulz(2, CUBIC_THEN_QUINTIC)),
     "jordan": ps.Deflated(HEAD, ps.NewtonSchulz(2, "jordan")),
@@ -34,9 +32,7 @@ def key():
 
 
 def proved(polar: ps.Deflated) -> float:
-    """The bound on ν: for δ ≥ ‖R‖_op without steps, whatever δ is with them."""
-    if polar.rest is None:
-        return bounds.deflated_nu()
+    """The bound on ν, whatever δ is."""
     polynomials = polar.rest.polynomials
     reach = TOLERATED_VALUE * tolerant_scale(polynomials)
     return bounds.lifted_nu(polynomials, reach)
@@ -63,7 +59,7 @@ def test_norm_is_within_its_bound(polar, spectrum):
         assert (torch.linalg.matrix_norm(T, 2) <= 1 + proved(polar) + 1e-5).all()
 
 
-@pytest.mark.parametrize("form", ["scaled", "flat", "cubic, then quintic"])
+@pytest.mark.parametrize("form", ["flat", "cubic, then quintic"])
 @pytest.mark.parametrize("spectrum", ["flat", "power-law", "one-dominant"])
 def test_the_rest_adds_alignment_to_the_head(form, spectrum):
     """Not with ``"jordan"``, which brings the head's values of one down to 0.7."""
@@ -71,14 +67,6 @@ def test_the_rest_adds_alignment_to_the_head(form, spectrum):
     kept = ps.certify(M, polar(M, generator=key())).gamma
     dropped = ps.certify(M, HEAD(M, generator=key())).gamma
     assert (kept < dropped - 0.05).all()
-
-
-def test_a_scaled_rest_is_its_formula():
-    M = gaussian(2, 24, 40)
-    Q, B, Z = parts(M)
-    inverse = rest_norm(M, Q, B, 2.0**-52).inverse
-    expected = Q @ Z + (M - Q @ B) * inverse
-    torch.testing.assert_close(FORMS["scaled"](M, generator=key()), expected)
 
 
 @pytest.mark.parametrize("form", ["flat", "cubic, then quintic", "jordan"])
@@ -151,11 +139,10 @@ def test_it_ignores_scale_where_the_maps_inside_do():
     assert not ps.Deflated(HEAD, full=fixed).ignores_scale
 
 
-@pytest.mark.parametrize("coefficients", [None, "flat", "quintic"])
+@pytest.mark.parametrize("coefficients", ["flat", "quintic"])
 def test_flops_are_those_of_its_products(coefficients):
     m, n, ell, columns = 64, 96, 6, 16
-    rest = None if coefficients is None else ps.NewtonSchulz(1, coefficients)
-    polar = ps.Deflated(replace(HEAD, inner=Divided()), rest)
+    polar = ps.Deflated(replace(HEAD, inner=Divided()), ps.NewtonSchulz(1, coefficients))
     M = gaussian(1, m, n, dtype=torch.float32)
     with FlopCounterMode(display=False) as counter:
         polar(M, generator=key())
@@ -163,14 +150,13 @@ def test_flops_are_those_of_its_products(coefficients):
     # Not counted are products with Q and B, which have ℓ or 16 on two sides, and orthonormalizations.
     small = 4 * (m + n) * ell * columns + 4 * ell**2 * (m + n) + 64 * columns**3 + 6 * m * ell**2
     # A CPU makes G⁴v of two products with G², and not of four with G.
-    saved = 0 if rest is None else 2 * flops.matmul(m, m, columns)
+    saved = 2 * flops.matmul(m, m, columns)
     assert counted <= counter.get_total_flops() + 4 * ell**2 * m + saved
     assert counter.get_total_flops() <= counted + small
     beyond = polar.flops(m, n) - polar.head.flops(m, n)
     assert (
         beyond
         == {
-            None: 2 * flops.matmul(m, columns, n),
             "flat": 5 * flops.matmul(m, m, columns) + 4 * n * m**2 + 3 * 2 * m**3,
             "quintic": 5 * flops.matmul(m, m, columns) + 4 * n * m**2 + 2 * m**3,
         }[coefficients]
@@ -188,16 +174,7 @@ def test_small_matrices_run_in_full_space():
     assert dear.full_space_reason(1024, 1024) == "deflating would cost more"
 
 
-def test_it_goes_on_from_vectors_of_its_shape_only():
-    polar = ps.Deflated(HEAD)
-    assert polar.carries == ("rest",)
-    assert polar.resumes(Carry(rest=torch.zeros(3, 16, 40)), 24, 40)
-    assert polar.resumes(Carry(rest=torch.zeros(3, 16, 40)), 40, 24)
-    assert not polar.resumes(Carry(rest=torch.zeros(3, 16, 24)), 24, 40)
-    assert not polar.resumes(Carry(), 24, 40)
-
-
-def test_with_steps_it_carries_what_the_head_does():
+def test_it_carries_what_the_head_does():
     polar = FORMS["flat"]
     assert polar.carries == ()
     assert polar.resumes(Carry(), 24, 40)
@@ -211,7 +188,7 @@ def test_with_steps_it_carries_what_the_head_does():
     ("options", "message"),
     [
         ({"head": ps.NewtonSchulz()}, "expected a LowRank map"),
-        ({"rest": ps.Exact()}, "expected None or polynomial steps"),
+        ({"rest": ps.Exact()}, "expected polynomial steps"),
         ({"full": HEAD}, "expected a full-space map without random numbers"),
         ({"float8": "x"}, "float8='x': expected True or False; False keeps"),
     ],
@@ -235,4 +212,4 @@ def test_options_without_effect_on_the_steps_are_refused(option):
 def test_the_routing_table_says_what_happens_to_the_rest():
     joint = ps.Deflated(HEAD, ps.NewtonSchulz(2, "quintic"))
     assert joint.describe(64, 96).endswith("; NewtonSchulz(2 × quintic)")
-    assert ps.Deflated(HEAD).describe(64, 96).endswith("; rest scaled")
+    assert ps.Deflated(HEAD).describe(64, 96).endswith("; NewtonSchulz(1 × flat)")

@@ -48,6 +48,16 @@ def test_a_low_rank_map_of_it_does_not_lift_rounding_errors(shape, rank, sketch)
     assert torch.linalg.svdvals(Exact()(M).double()).min() > 0.99
 
 
+@pytest.mark.parametrize("shape", [(3, 40), (40, 3)], ids=str)
+def test_the_default_rtol_is_the_long_side_times_epsilon(shape):
+    zero = 40 * torch.finfo(torch.float64).eps
+    M = torch.zeros(shape, dtype=torch.float64)
+    M[0, 0], M[1, 1], M[2, 2] = 1.0, 2 * zero, zero / 2
+    expected = torch.zeros_like(M)
+    expected[0, 0] = expected[1, 1] = 1
+    torch.testing.assert_close(Exact()(M), expected)
+
+
 def test_rtol_says_what_counts_as_zero():
     M = torch.diag(torch.tensor([1.0, 1e-3]))
     assert torch.linalg.matrix_rank(Exact()(M)) == 2

@@ -89,6 +89,14 @@ def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, m
         assert (operator_norm(solver(M).double()) <= 1 + 1e-5).all()
 
 
+@pytest.mark.parametrize("delta", ["spectral", "operator"])
+def test_rounding_does_not_bring_delta_below_the_norm(delta):
+    """The Schatten norms of a matrix of rank one are its norm, and rounded they may be below it."""
+    M = (gaussian(60, 24, 1) @ gaussian(60, 1, 40, seed=1)).float()
+    T = NewtonSchulz(1, ((1.0, 0.0),), delta=delta, dtype=torch.float32)(M)  # M/δ
+    assert torch.linalg.matrix_norm(T.double(), 2).max() <= 1
+
+
 @pytest.mark.parametrize(("delta", "order"), [("spectral", 8), ("operator", 4096)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @given(data=st.data())

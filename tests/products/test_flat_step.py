@@ -18,8 +18,8 @@ from polarstep.polar.flat_step_scale import (
 )
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.head import Head
+from polarstep.products.head_plus_rest import HeadPlusRest
 from polarstep.products.start_vectors import SIGNS, norm_products, signs, start_vectors
 
 OPS = Products()
@@ -66,11 +66,11 @@ def test_a_basis_that_is_orthonormal_but_roughly_leaves_little_of_the_head():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("layout", ["wide", "transposed"])
-def test_a_flat_product_is_multiplied_out_in_the_layout_of_its_matrix(layout, dtype):
+def test_x0_is_multiplied_out_in_the_layout_of_its_matrix(layout, dtype):
     A, L, R = (gaussian(2, *s).to(dtype) for s in ((12, 20), (12, 3), (3, 20)))
     A = A if layout == "wide" else A.mT.contiguous().mT
     inverse = torch.tensor([0.5, 3.0])
-    flat = FlatProduct(A, inverse, L, R)
+    flat = HeadPlusRest(A, inverse, L, R)
     T = flat.multiplied_out()
     expected = A * inverse[:, None, None].to(dtype) + L @ R
     assert T.dtype == dtype

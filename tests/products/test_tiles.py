@@ -168,9 +168,8 @@ def test_a_batch_is_its_matrices_in_any_memory_layout(shape, tiles):
             torch.float32,
         ),
         (ps.Deflated(HEAD, ps.NewtonSchulz(2, "quintic")), torch.float32),
-        (ps.Deflated(HEAD), torch.float32),
     ],
-    ids=["float8=False", "float64", "a dtype of its own", "two steps", "no steps"],
+    ids=["float8=False", "float64", "a dtype of its own", "two steps"],
 )
 def test_what_is_not_rounded(polar, dtype, monkeypatch):
     monkeypatch.setattr("polarstep.products.cpu.TILES_FROM", 1)

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.bucket import Observed
 from polarstep.certificate.cheap import cheap_certificate
 from polarstep.certificate.exact import measure, update_ratio
 from polarstep.checked_values import check_integer
 from polarstep.distributed.layout import is_sharded, whole
 from polarstep.optim import Muon
 from polarstep.optim.groups import labelled_params
-from polarstep.optim.stepping.step import Bucket
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 
@@ -158,7 +158,7 @@ class Monitor:
         self._polar, self._pending = None, []
 
     @torch.no_grad()
-    def _look(self, bucket: Bucket) -> None:
+    def _look(self, bucket: Observed) -> None:
         # A plain tensor that stands in for a sharded parameter has no label, but the same name.
         names = [
             self._labels.get(id(p), name)

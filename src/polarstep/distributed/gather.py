@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout
 
-__all__ = ["Gathering"]
+if TYPE_CHECKING:
+    from polarstep.bucket import TensorBucket
+    from polarstep.engines.torch import TorchEngine
+    from polarstep.exchange import Brought, SentBack
+    from polarstep.polar import Carry, Polar
+
+__all__ = ["Gathered", "Gathering"]
 
 
 class Gathering:
@@ -36,3 +43,21 @@ class Gathering:
             place = whole[tuple(slice(*span) for span in box)]
             place.copy_(part.view(place.shape))
         return whole
+
+
+class Gathered:
+    """Every rank that holds a part of the matrices gathers M and computes all of T."""
+
+    def bring(self, b: TensorBucket, engine: TorchEngine) -> Brought:
+        """M from all ranks."""
+        for target in engine.targets(b):
+            target.begin_gathering()
+        yield b.nbytes
+        M = engine.momentum(b)
+        b.gather_carry()
+        return M, b.carry()
+
+    def send_back(self, b: TensorBucket, polar: Polar, left: Carry) -> SentBack:
+        """T as it is: each rank takes its own part."""
+        return polar, left
+        yield

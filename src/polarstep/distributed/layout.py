@@ -146,6 +146,17 @@ class Layout:
         return tuple(d for d in range(len(self.shape)) if len({box[d] for box in self.boxes}) > 1)
 
     @cached_property
+    def has_copies(self) -> bool:
+        """Whether several ranks hold the same part."""
+        return len(set(self.replicas)) > 1
+
+    @cached_property
+    def parts(self) -> tuple[tuple[Span, ...], ...]:
+        """The different parts that ranks hold, without empty ones, in an order that all ranks have."""
+        filled = {box for box in self.boxes if all(start < stop for start, stop in box)}
+        return tuple(sorted(filled))
+
+    @cached_property
     def peers(self) -> tuple[int, ...]:
         """Indices of the ranks that hold this rank's copy together, this rank included."""
         mine = self.replicas[self.me]

@@ -18,16 +18,14 @@ FLOPs are those of matrix products, as ``torch.utils.flop_counter`` counts them 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 
 from polarstep import flops, products
-from polarstep.polar import Deflated, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.polar import LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.polar.containing import Containing
-from polarstep.polar.rest_norm import vectors_shape
 
 __all__ = [
     "AUTO",
@@ -212,8 +210,6 @@ def _carried(polar: PolarMap, m: int, n: int) -> int:
     """Numbers that a map carries from step to step for a matrix, without those of a transform."""
     if isinstance(polar, LowRank):
         return polar.width * max(m, n) if isinstance(polar.finder, Warm) else 0
-    if isinstance(polar, Deflated) and polar.rest is None:
-        return _carried(polar.head, m, n) + math.prod(vectors_shape(m, n))
     if isinstance(polar, Containing):
         return _carried(polar.inside(m, n, torch.device("cpu")), m, n)
     return 0

@@ -25,9 +25,9 @@ import torch
 from torch import Tensor
 
 from polarstep.cuda_graphs import Replays
+from polarstep.engines.fused import runs_by_kernels
+from polarstep.engines.replay import LARGEST_BUCKET
 from polarstep.optim.groups import Group
-from polarstep.optim.stepping.by_tables import runs_by_kernels
-from polarstep.optim.stepping.replay import LARGEST_BUCKET
 from polarstep.polar import Draw
 
 if TYPE_CHECKING:

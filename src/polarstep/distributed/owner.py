@@ -25,10 +25,10 @@ from polarstep.distributed.layout import Layout
 from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.distributed.spread import Part, Spread
+from polarstep.engines.torch import Target
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import carried_dtype
 from polarstep.optim.stepping.collect import Member, State
-from polarstep.optim.stepping.target import Target
 from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Trip"]
@@ -59,7 +59,7 @@ class Trip:
 
     def step(
         self,
-        targets: list[Target],
+        targets: Callable[[int], Target],
         state: State,
         numbers: Callable[[], Tensor | None],
         errors: list[Exception],
@@ -67,31 +67,46 @@ class Trip:
     ) -> Generator[None, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
         """One step of the bucket; yields wherever it waits for other ranks.
 
-        Returns this rank's parts of T by member. An error of the map is added to ``errors``, and the
-        exchange is completed with zeros, so that no rank waits for this one.
+        Returns this rank's parts of T by member. An error is added to ``errors``, and zeros are sent in
+        place of what failed, so that no rank waits for this one.
         """
         its, dtype = self.bucket.signature, self.dtype
         shapes = carries.shapes_of(its, dtype)
         known = shapes if its.resumed else {}
-        there = self.send_to_owners(targets, state, known)
+
+        def guarded(part: Callable[[], Tensor], sizes: list[int]) -> Tensor:
+            try:
+                return part()
+            except Exception as error:
+                errors.append(error)
+                return torch.zeros(sum(sizes), dtype=dtype, device=its.device)
+
+        def pack() -> Tensor:
+            return wire.packed(self.parts_there(targets, state, known), dtype, its.device)
+
+        sizes, counts = self._sizes_there(known)
+        there = wire.exchange(guarded(pack, sizes), sizes, counts, self.ranks)
         yield
         there.wait()
+
+        def compute(received: Tensor, draw: Draw, out: Tensor | None) -> Tensor:
+            M, carry = self.assembled(torch.split(received, there.counts), known)
+            return wire.packed(self.parts_back(M, carry, draw, shapes), dtype, its.device, out)
+
+        def run() -> Tensor:
+            if not self.owned:
+                return torch.empty(0, dtype=dtype, device=its.device)
+            return graphs.run(self, compute, there.received, Draw(numbers(), self.finite()))
+
         sizes, counts = self._sizes_back(shapes)
-        sent = torch.empty(0, dtype=dtype, device=its.device)
-        if self.owned:
-
-            def compute(received: Tensor, draw: Draw, out: Tensor | None) -> Tensor:
-                M, carry = self.assembled(torch.split(received, there.counts), known)
-                return wire.packed(self.parts_back(M, carry, draw, shapes), dtype, its.device, out)
-
-            try:
-                sent = graphs.run(self, compute, there.received, Draw(numbers(), self.finite()))
-            except Exception as error:  # told to all ranks when their collectives are done
-                errors.append(error)
-                sent = torch.zeros(sum(sizes), dtype=dtype, device=its.device)
-        back = wire.exchange(sent, sizes, counts, self.ranks)
+        back = wire.exchange(guarded(run, sizes), sizes, counts, self.ranks)
         yield
-        return self.received_back(back.wait(), shapes, state)
+        arrived = back.wait()
+        try:
+            return self.received_back(arrived, shapes, state)
+        except Exception as error:
+            errors.append(error)
+            return []
 
     def _layout(self, j: int) -> Layout:
         return self.bucket.layouts[self.matrices[j][0]]
@@ -111,18 +126,18 @@ class Trip:
         width = self.width
         return width is not None and width * (part.height + part.width) < part.height * part.width
 
-    def send_to_owners(
+    def parts_there(
         self,
-        targets: list[Target],
+        targets: Callable[[int], Target],
         state: State,
         shapes: dict[str, tuple[int, ...]],
-    ) -> wire.Arriving:
-        """Send this rank's parts of M, and of the last step's carries, to the owners."""
+    ) -> list[list[Tensor]]:
+        """For each rank, the parts of M and of the last step's carries that this rank sends to it."""
         momenta, known = [], []
         for i, member in enumerate(self.bucket.members):
             pieces = self.bucket.layouts[i].pieces(member.view)
             assert pieces is not None
-            momenta.append(targets[i].local_momentum().reshape(pieces[self.me].shape))
+            momenta.append(targets(i).local_momentum().reshape(pieces[self.me].shape))
             known.append({n: carries.found(state, member, n, s) for n, s in shapes.items()})
         out: list[list[Tensor]] = [[] for _ in self.ranks]
         for j, (i, k) in enumerate(self.matrices):
@@ -132,11 +147,17 @@ class Trip:
             if part is not None:
                 out[self.owners[j]].append(momenta[i][part.batch, slice(*part.rows)])
             out[self.owners[j]] += [self._sent(n, tensor[k]) for n, tensor in known[i].items()]
-        counts = [
-            sum(self._size_there(j, rank, shapes) for j in self.owned)
-            for rank in range(len(self.ranks))
-        ]
-        return wire.send(out, counts, self.dtype, self.bucket.signature.device, self.ranks)
+        return out
+
+    def _sizes_there(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
+        """How many numbers this rank sends to each rank before the map, and receives from each."""
+        sizes, counts = [0] * len(self.ranks), [0] * len(self.ranks)
+        for j, owner in enumerate(self.owners):
+            sizes[owner] += self._size_there(j, self.me, shapes)
+        for j in self.owned:
+            for rank in range(len(self.ranks)):
+                counts[rank] += self._size_there(j, rank, shapes)
+        return sizes, counts
 
     def _size_there(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
         if not self._is_source(j, rank):

@@ -3,8 +3,9 @@
 A gradient may be missing on some ranks only: an expert that got no token there. Collectives would then
 pair up with those of another parameter. So every step begins with one small exchange on the host. A
 gradient that some rank has, and others miss, counts as zero there. If a rank has failed, all ranks
-raise the same error. If a map fails in the midst of a step, the other ranks learn it at the next step.
-Until then all ranks go on, with T = 0 for its matrices, so that no rank waits in a collective alone.
+raise the same error. If a rank fails in the midst of a step, all ranks go on, with zeros in place of
+what it has to send, so that no rank waits in a collective alone. One more small exchange ends the step,
+in which they learn of the failure and raise the same error.
 
 Everything else that decides which collectives a step makes is agreed on here, too: which parameters the
 ranks have in common, the options of their groups, and whether a hook of some rank is to see whole
@@ -28,7 +29,16 @@ from torch import Tensor
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout, is_sharded
 
-__all__ = ["Agreement", "Common", "Options", "Report", "agreed", "all_finite", "in_common"]
+__all__ = [
+    "Agreement",
+    "Common",
+    "Options",
+    "Report",
+    "agreed",
+    "all_finite",
+    "in_common",
+    "stop_together",
+]
 
 Ranks = tuple[int, ...]
 # Sums of options may differ by rounding: a learning rate from a cosine may differ in its last digit
@@ -68,6 +78,7 @@ class Report:
 
     steps: Sequence[int]  # of all groups
     options: Callable[[int], Options]  # of a group, by its number
+    states: Callable[[Common], list[int]]  # a code for each parameter of what its state holds
     error: Exception | None = None
     hooked: bool = False  # whether hooks look at this step
     loaded: bool = False  # whether a state may have come since the last step
@@ -81,6 +92,8 @@ class Agreement:
     with_gradient: set[int] = field(default_factory=set)
     hooked: set[int] = field(default_factory=set)
     loaded: set[int] = field(default_factory=set)
+    back: list[Ranks] = field(default_factory=list)
+    """The sets of ranks to which another set that comes later may have to tell a failure."""
 
 
 def in_common(
@@ -126,11 +139,10 @@ def agreed(common: Sequence[Common], report: Report) -> Agreement:
         words[dist.get_rank()] = f"{type(report.error).__name__}: {report.error}"
     last = set(common[-1].ranks) if common else set()
     goes_back = any(not last.issuperset(its.ranks) for its in common)
-    back: list[Ranks] = []
     for its in common:
         head = _heads(its, report, failed=bool(words or failed), goes_back=goes_back)
         if head.goes_back:
-            back.append(its.ranks)
+            found.back.append(its.ranks)
         told = None if head.failed else _difference(its, report, head)
         if told is not None:
             words[_OF_NO_RANK] = told
@@ -147,14 +159,46 @@ def agreed(common: Sequence[Common], report: Report) -> Agreement:
         found.with_gradient |= {each for each, its_has in zip(ids, has, strict=True) if its_has}
         found.hooked |= set(ids) if head.hooked else set()
         found.loaded |= set(ids) if head.loaded else set()
-    for ranks in reversed(back):
-        if ranks not in failed:
-            flag = torch.tensor([float(bool(failed))], device="cpu")
-            if wire.largest_of_ranks(flag, ranks).item():
-                failed.append(ranks)
+    _tell_back(found.back, failed)
     if failed:
         _raise_for_all(failed, words, report.error)
     return found
+
+
+def stop_together(
+    common: Sequence[Common],
+    back: Sequence[Ranks],
+    error: Exception | None,
+    where: str,
+    numbers: Mapping[Ranks, list[float]],
+) -> dict[Ranks, list[float]]:
+    """End a step: if some rank has an ``error`` of its share of it, raise on all ranks.
+
+    ``back`` is that of the agreement before the step, and ``where`` says in words what has ended.
+    Returns the largest of ``numbers`` of each set of ranks, which are sent along.
+    """
+    failed: list[Ranks] = []
+    largest = {}
+    for its in common:
+        sent = [float(error is not None or bool(failed)), *numbers[its.ranks]]
+        both = torch.tensor(sent, dtype=torch.float64, device="cpu")
+        flag, *largest[its.ranks] = wire.meet(both, its.ranks, where).tolist()
+        if flag:
+            failed.append(its.ranks)
+    _tell_back(back, failed)
+    if failed:
+        words = {} if error is None else {dist.get_rank(): f"{type(error).__name__}: {error}"}
+        _raise_for_all(failed, words, error)
+    return largest
+
+
+def _tell_back(back: Sequence[Ranks], failed: list[Ranks]) -> None:
+    """Tell a failure to sets that came before the set in which it was found; extends ``failed``."""
+    for ranks in reversed(back):
+        if ranks not in failed:
+            flag = torch.tensor([float(bool(failed))], dtype=torch.float64, device="cpu")
+            if wire.largest_of_ranks(flag, ranks).item():
+                failed.append(ranks)
 
 
 @dataclass(frozen=True)
@@ -171,14 +215,16 @@ class _Head:
     same_options: bool
     same_gradients: bool
     same_hooks: bool
+    same_states: bool
 
 
 def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _Head:
     """Exchange the heads. What must be the same is sent with its negative: both maxima then agree."""
-    step, texts, total, size = 0, 0, 0.0, 0.0
+    step, texts, states, total, size = 0, 0, 0, 0.0, 0.0
     if report.error is None:  # else the options of a group may be missing
         step = sum(report.steps[i] for i in its.groups)
         options = [report.options(i) for i in its.groups]
+        states = zlib.crc32(bytes(report.states(its)))
         texts = zlib.crc32(repr([each.texts for each in options]).encode())
         for place, each in enumerate(options, 1):
             values = list(each.numbers.values())
@@ -186,7 +232,7 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
             size += place * sum(k * abs(value) for k, value in enumerate(values, 1))
     codes = zlib.crc32(bytes(map(_gradient_code, its.params)))
     flags = [failed, report.hooked, report.loaded, goes_back, size]
-    same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, total]
+    same = [step, len(its.params), its.checksum, texts, codes, report.everywhere, states, total]
     given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
     sent = torch.tensor(given, dtype=torch.float64, device="cpu")
     step_here = max((report.steps[i] for i in its.groups), default=0)
@@ -207,6 +253,7 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
         same_options=alike[3] and most[-1] - least[-1] <= ROUNDING * size,
         same_gradients=alike[4],
         same_hooks=alike[5],
+        same_states=alike[6],
     )
 
 
@@ -234,6 +281,8 @@ def _difference(its: Common, report: Report, head: _Head) -> str | None:
         )
     if not head.same_options:
         return _of_options(its, report)
+    if not head.same_states:
+        return _of_states(its, report)
     if not head.same_hooks:
         return (
             "a hook that gathers tensors itself, as that of a certificate.Monitor, is on some of the "
@@ -289,6 +338,24 @@ def _of_options(its: Common, report: Report) -> str:
                     "same configuration on all ranks, and step schedulers equally often"
                 )
     return "the options of a group differ between ranks: expected the same on all"
+
+
+def _of_states(its: Common, report: Report) -> str:
+    of_each = _gathered(report.states(its), its.ranks)
+    for i, line in enumerate(its.lines):
+        with_most = max(codes[i] for codes in of_each)
+        less = [
+            str(rank)
+            for rank, codes in zip(its.ranks, of_each, strict=True)
+            if codes[i] < with_most
+        ]
+        if less:
+            return (
+                f"the optimizer's state of {line} lacks on rank{'s' if len(less) > 1 else ''} "
+                f"{', '.join(less)} what it has on others of the ranks {its.ranks}: expected the same "
+                "entries on all of them; load one checkpoint on all, or clear the state on all"
+            )
+    return "the optimizer's state differs between ranks: expected the same entries on all"
 
 
 def _gradients(its: Common) -> tuple[list[bool], str | None]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.bucket import Draws
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.distributed.ledger import (
@@ -30,18 +31,18 @@ from polarstep.distributed.owner import Trip
 from polarstep.distributed.plans import Choice, asked_of, chosen_plan
 from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.spread import Part, Spread, balanced
+from polarstep.engines.torch import Target, apply_updates
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, State, Work, members_of
 from polarstep.optim.stepping.low_precision import (
+    check_blocks,
     is_compensated,
     keep_momentum,
     momentum_of,
     rounding_error,
     stored_dtype,
 )
-from polarstep.optim.stepping.target import Target, apply_updates
 
 __all__ = ["Distribution", "Split"]
 
@@ -194,10 +195,10 @@ class Split:
         self._distribution, self._works, self._state = distribution, works, state
         self.state = local_state
         self._plans = [[self._plan(work.group, p, hooked) for p in work.params] for work in works]
+        self._check_momentum()
         self.errors: list[Exception] = []
-        self._runs: list[BucketSteps] = []
-        self._active: list[BucketSteps] = []
         self._found: PartsOfT = []
+        self._sources: dict[int, tuple[Work, int]] = {}  # of parameters that ranks compute together
         self._targets: dict[int, Target] = {}
         local_state.begin(self._whole_here())
         # Parameters whose whole matrices lie on this rank, for the steps of a single process.
@@ -206,6 +207,14 @@ class Split:
         ]
         # Parameters whose matrices every rank gathers and computes.
         self.gathered = [self._selected(w, "gather") for w in range(len(works))]
+
+    def _check_momentum(self) -> None:
+        """Raise, on all ranks together, where the blocks of 8-bit momentum would be cut."""
+        for work, plans in zip(self._works, self._plans, strict=True):
+            if work.group["momentum_dtype"] == torch.int8:
+                for name, p, plan in zip(work.names, work.params, plans, strict=True):
+                    if plan != "local":
+                        check_blocks(p, name)
 
     def _whole_here(self) -> list[Tensor]:
         """The sharded parameters whose matrices are whole on their ranks; the same list on all ranks."""
@@ -242,8 +251,8 @@ class Split:
             [work.views[i] for i in kept],
         )
 
-    def begin(self, plain: PlainStep) -> None:
-        """Advance the momentum of matrices that ranks compute together, and begin to send M."""
+    def steps(self, draws: Draws) -> list[tuple[torch.device, Generator[int, None, None]]]:
+        """The steps of the matrices that ranks compute together, each with its device."""
         owned: dict[Any, Spread] = {}
         for w in range(len(self._works)):
             far = self._selected(w, *BY_OWNERS)
@@ -251,51 +260,58 @@ class Split:
             for index, p in enumerate(far.params):
                 if p.numel() == 0:
                     continue
-                momentum_of(p, self._state[p], stored_dtype(far.group, p))
                 layout = self._distribution.layout_of(p)
                 assert layout is not None
-                self._targets[id(p)] = Target(far, index, self._state)
+                self._sources[id(p)] = (far, index)
                 for signature, member in members_of(lasting, index, self._state):
-                    # As in by_tensors, momentum and skipping are handled per parameter, not per bucket.
+                    # Nesterov and skipping are up to each parameter here, and not to its bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
                     spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
                     spread.members.append(member)
                     spread.layouts.append(layout)
-        buckets = list(owned.values())
+        buckets, steps = list(owned.values()), []
         for trip in self._distribution.trips(buckets):
-            self._runs.append(self._owned(trip, plain))
-        self._active = list(self._runs)
-        self._advance()
+            steps.append((trip.bucket.signature.device, self._noting(self._owned(trip, draws))))
+        return steps
 
-    def _advance(self) -> None:
-        """Resume every bucket once, to where it next waits."""
-        going = []
-        for run in self._active:
+    def _noting(self, step: BucketSteps) -> Generator[int, None, None]:
+        """The step of a bucket, which notes the parts of T that it ends with."""
+        while True:
             try:
-                next(run)
-                going.append(run)
+                next(step)
             except StopIteration as end:
                 self._found += end.value
-        self._active = going
+                return
+            yield 0  # all of them begin at once, as their first matrices are sent
 
-    def _owned(self, trip: Trip, plain: PlainStep) -> BucketSteps:
-        targets = [self._targets[id(member.param)] for member in trip.bucket.members]
-        numbers = lambda: plain.drawn(trip.bucket.signature)  # noqa: E731
-        return trip.step(targets, self._state, numbers, self.errors, self._distribution.graphs)
+    def _owned(self, trip: Trip, draws: Draws) -> BucketSteps:
+        target = lambda i: self._target(trip.bucket.members[i].param)  # noqa: E731
+        numbers = lambda: draws.numbers(trip.bucket.signature)  # noqa: E731
+        return trip.step(target, self._state, numbers, self.errors, self._distribution.graphs)
+
+    def _target(self, p: Tensor) -> Target:
+        """The parameter during this step; made where an error of it does not leave ranks waiting."""
+        if id(p) not in self._targets:
+            self._targets[id(p)] = Target(*self._sources[id(p)], self._state)
+        return self._targets[id(p)]
 
     def finish(self) -> None:
-        """Complete the exchange, and update this rank's parts of the parameters."""
-        while self._active:
-            self._advance()
+        """Update this rank's parts of the parameters, after all :meth:`steps`."""
+        try:
+            self._update()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _update(self) -> None:
+        # A bucket that has failed leaves no T of its blocks.
+        new = torch.zeros_like if self.errors else torch.empty_like
         updates: dict[int, Tensor] = {}
         for member, parts in self._found:
             X = local(member.param)
             if X.numel() == 0:
                 continue
             if id(member.param) not in updates:  # contiguous, also where X is in channels_last
-                updates[id(member.param)] = torch.empty_like(
-                    X, memory_format=torch.contiguous_format
-                )
+                updates[id(member.param)] = new(X, memory_format=torch.contiguous_format)
             self._write(member, parts, updates[id(member.param)])
         ready = []
         for key, U in updates.items():
@@ -328,6 +344,12 @@ class Split:
 
     def settle(self) -> None:
         """Write what the steps on local parts have changed into the optimizer's state."""
+        try:
+            self._settle()
+        except Exception as error:
+            self.errors.append(error)
+
+    def _settle(self) -> None:
         for w, work in enumerate(self._works):
             for i, p in enumerate(work.params):
                 if self._plans[w][i] == "local" and is_sharded(p) and not local(p).numel():

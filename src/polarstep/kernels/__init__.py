@@ -9,7 +9,7 @@ Passes over a bucket   momentum, unit_size, normalize, rows, update; pointers an
                        addresses that they read
 Products               product, polynomial, small_gram, blend, float8; tile_order, descriptors and trace
                        have parts of them
-Estimates of norms     rest_size, rest_norm and flat_step_norms for deflated steps; few_columns has the
+Estimates of norms     rest_size and flat_step_norms for deflated steps; few_columns has the
                        products that they are made of
 """
 

@@ -2,8 +2,7 @@
 
 T = LR is computed tile by tile and each tile is subtracted at once. So T is never written to
 memory, and the update costs one read and one write of X. The factors have 16 bits and a short side, or
-eight bits and no short side. T = A/δ + LR of a deflated step costs one read of A more. Where rows of T
-are to be scaled, they are scaled on the way.
+eight bits and no short side. Where rows of T are to be scaled, they are scaled on the way.
 """
 
 from __future__ import annotations
@@ -60,36 +59,19 @@ def _apply(X, r, c, T, decay, step, M, N, stride, ELEMENT: tl.constexpr, EVEN: t
 
 
 @triton.jit
-def _plus(T, A, r, c, inverse, M, N, EVEN: tl.constexpr):
-    """``T + inverse·A`` at rows ``r`` and columns ``c`` of A."""
-    at = A + r[:, None] * N + c[None, :]
-    if EVEN:
-        a = tl.load(at, eviction_policy="evict_first")
-    else:
-        inside = (r[:, None] < M) & (c[None, :] < N)
-        a = tl.load(at, mask=inside, other=0.0, eviction_policy="evict_first")
-    return T + inverse * a.to(tl.float32)
-
-
-@triton.jit
 def _apply_tile(
-    X, top, side, T, A, inverse, decay, step, M, N, stride,
-    PLUS: tl.constexpr, ELEMENT: tl.constexpr, EVEN: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr,
+    X, top, side, T, decay, step, M, N, stride,
+    ELEMENT: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
 ):  # fmt: skip
-    """:func:`_apply` for a tile T, or with PLUS for T + inverse·A, in two halves.
+    """:func:`_apply` for a tile T, in two halves.
 
     Registers for all of X beside T would leave room for half as many programs.
     """
     r = top + tl.arange(0, BM)
     c = side + tl.arange(0, BN // 2)
     T1, T2 = tl.split(tl.permute(tl.reshape(T, (BM, 2, BN // 2)), (0, 2, 1)))
-    if PLUS:
-        T1 = _plus(T1, A, r, c, inverse, M, N, EVEN)
     _apply(X, r, c, T1, decay, step, M, N, stride, ELEMENT, EVEN)
     c += BN // 2
-    if PLUS:
-        T2 = _plus(T2, A, r, c, inverse, M, N, EVEN)
     _apply(X, r, c, T2, decay, step, M, N, stride, ELEMENT, EVEN)
 
 
@@ -146,18 +128,16 @@ def _ask_for_tile(
 
 @triton.jit
 def _factors_kernel(
-    weights, L, R, A, inverse, decays, steps, finite, strides,
+    weights, L, R, decays, steps, finite, strides,
     M, N, K,
     L_batch, L_row, L_col,
     R_batch, R_row, R_col,
-    PLUS: tl.constexpr,
     ELEMENT: tl.constexpr,
     SKIP: tl.constexpr,
     STRIDED: tl.constexpr,
     EVEN: tl.constexpr,
     AHEAD: tl.constexpr,
     LINE: tl.constexpr,
-    LINE_OF_A: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -171,11 +151,8 @@ def _factors_kernel(
     r = top + tl.arange(0, BM)
     c = side + tl.arange(0, BN)
     k = tl.arange(0, BK)
-    A += matrix * M * N
     if AHEAD:
         _ask_for_tile(X, top, side, M, N, stride, LINE, BM, BN)
-        if PLUS:
-            _ask_for_tile(A, top, side, M, N, N, LINE_OF_A, BM, BN)
     a = L + matrix * L_batch + (r % M)[:, None] * L_row + k[None, :] * L_col
     b = R + matrix * R_batch + k[:, None] * R_row + (c % N)[None, :] * R_col
     acc = tl.zeros((BM, BN), dtype=tl.float32)
@@ -188,13 +165,7 @@ def _factors_kernel(
         acc = tl.dot(x, y, acc)
         a += BK * L_col
         b += BK * R_row
-    over = 0.0
-    if PLUS:
-        over = tl.load(inverse + matrix)
-    _apply_tile(
-        X, top, side, acc, A, over, decay, step, M, N, stride,
-        PLUS, ELEMENT, EVEN, BM, BN,
-    )  # fmt: skip
+    _apply_tile(X, top, side, acc, decay, step, M, N, stride, ELEMENT, EVEN, BM, BN)
 
 
 @triton.jit
@@ -222,7 +193,7 @@ def _update_from_rows_kernel(
         _ask_for_tile(X, top, side, M, N, stride, LINE, BM, BN)
     T = tile_of_rows(A, B, matrix, top, side, M, N, K, BM, BN, BK)
     step *= alpha * tl.load(scale + matrix)
-    _apply_tile(X, top, side, T, X, 0.0, decay, step, M, N, stride, False, ELEMENT, EVEN, BM, BN)
+    _apply_tile(X, top, side, T, decay, step, M, N, stride, ELEMENT, EVEN, BM, BN)
 
 
 def update(
@@ -262,28 +233,21 @@ def update_from_factors(
     element: torch.dtype,
     finite: Tensor | None = None,
     strides: Tensor | None = None,
-    plus: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """``X ← decay·X − step·T`` for T = LR with L (B, m, ℓ) and R (B, ℓ, n) of the same precision.
-
-    With ``plus`` = (A, 1/δ), T = A/δ + LR for matrices A (B, m, n) and a number for each of them.
-    """
+    """``X ← decay·X − step·T`` for T = LR with L (B, m, ℓ) and R (B, ℓ, n) of the same precision."""
     assert L.dtype == R.dtype
     batch, M, K = L.shape
     N = R.shape[-1]
-    A, inverse = (L, decays) if plus is None else (plus[0].contiguous(), plus[1])
     # Fastest of 57 settings on an H200, at ℓ = 208: 205 µs for nanoGPT's matrices. Tiles of 128×128
     # take 212 µs at best, and 254 µs unless X is updated in halves, as X and T overfill registers.
     BM, BN, BK = 64, 128, 32
     grid = (triton.cdiv(N, BN) * triton.cdiv(M, BM), batch)
     _factors_kernel[grid](
-        weights, L, R, A, inverse, decays, steps, decays if finite is None else finite,
+        weights, L, R, decays, steps, decays if finite is None else finite,
         weights if strides is None else strides,
         M, N, K,
         *L.stride(), *R.stride(),
-        PLUS=plus is not None,
         **_options(element, finite, strides),
-        LINE_OF_A=128 // A.element_size(),
         EVEN=M % BM == 0 and N % BN == 0,
         BM=BM, BN=BN, BK=BK, GROUP=8,
         num_warps=4, num_stages=4,

@@ -3,7 +3,7 @@
 To read it from the top:
 
 muon          the optimizer: its options, its step, its state
-stepping/     the arithmetic of a step; stepping/step.py is equation (1)
+stepping/     what a step works with; polarstep.muon is equation (1)
 over_ranks    the same step where other ranks have parts of the parameters (polarstep.distributed);
               alike has what these ranks must agree on
 groups        what a parameter group holds: its parameters, their names, how they are read as matrices
@@ -11,8 +11,8 @@ options       the options of a group, and every check of them. Some have a file:
               transforms (transform), elementwise_rule and elementwise (AdamW, SGD)
 given, flattened, misnamed
               what callers give: parameters, those that FSDP1 has cut, options under other names
-added, rates, names
-              groups added during a run: the rule of each parameter, the rate of each rule, and names
+rates         the learning rate of a group: lr, which all groups share, times the group's lr_factor
+added, names  groups added during a run: the rule of each parameter, and names
 routing/      muon_for: the rule of each parameter of a model
 guards/       misuse that a step must notice: it raises or warns
 checkpoints/  saving, loading and pickling

@@ -10,15 +10,13 @@ from collections.abc import Iterable
 
 from torch import Tensor
 
-from polarstep.optim.elementwise_rule import Elementwise, group_of
+from polarstep.optim.elementwise_rule import Elementwise
 from polarstep.optim.groups import LR_SCALE, Group
 from polarstep.optim.options import check_lr, known_options
-from polarstep.optim.rates import Rates
+from polarstep.optim.rates import beside, usual_factor
 
 __all__ = ["sorted_by_rule"]
 
-# In an added group these options are Muon's learning rate; other rules get a rate in proportion.
-LEARNING_RATES = frozenset({"lr", "initial_lr"})
 # Options that say together how a parameter is read as matrices.
 READ_BY = frozenset({"layout", "split_sizes", "split_columns", "split_repeats"})
 
@@ -27,7 +25,6 @@ def sorted_by_rule(
     group: Group,
     prepared: Iterable[Group],
     vectors: Elementwise,
-    rates: Rates,
     muon_defaults: Group,
 ) -> list[Group]:
     """``group`` split into groups of one rule each; Muon's comes last, as callers may write to the last.
@@ -38,7 +35,7 @@ def sorted_by_rule(
 
     The other options of ``group`` go to every rule that has them. An option that no rule has goes to all
     of the new groups: if it is misspelt, it is then refused, and a key of the user's own is kept. The
-    learning rate is Muon's; other rules get a rate in proportion (:meth:`Rates.beside`).
+    learning rate is that of all of them (:mod:`polarstep.optim.rates`).
     """
     if "algorithm" in group or "use_muon" in group:
         return [group]
@@ -46,7 +43,7 @@ def sorted_by_rule(
     given = {key: value for key, value in group.items() if key not in ("params", "param_names")}
     if LR_SCALE in given:
         given.setdefault("lr_scale", given.pop(LR_SCALE))
-    for key in LEARNING_RATES & given.keys():
+    for key in {"lr", "initial_lr"} & given.keys():
         check_lr(given[key])
     left = {id(p): p for p in params}
     found: list[Group] = []
@@ -59,7 +56,8 @@ def sorted_by_rule(
     flat = [p for p in left.values() if isinstance(p, Tensor) and p.ndim < 2]
     if flat:
         why = "vector: added later, fewer than two dimensions"
-        found.append(group_of(vectors) | {"params": flat, "reasons": [why] * len(flat)})
+        options = beside(vectors, muon_defaults["lr"], usual_factor(muon_defaults[LR_SCALE]))
+        found.append(options | {"params": flat, "reasons": [why] * len(flat)})
     rest = [p for p in params if id(p) in left and not any(p is q for q in flat)]
     if rest or not found:
         found.append({"algorithm": "muon", "params": rest})
@@ -72,14 +70,9 @@ def sorted_by_rule(
     for i, each in enumerate(found):
         fitting = known[each["algorithm"]] | (given.keys() - somewhere)
         options = {key: value for key, value in given.items() if key in fitting}
-        if each["algorithm"] == "muon":
-            if (
-                READ_BY & options.keys()
-            ):  # the caller says how to read the matrices: drop our own way
-                each = {key: value for key, value in each.items() if key not in READ_BY}
-        else:
-            for key in LEARNING_RATES & options.keys():
-                options[key] = rates.beside(float(given[key]), float(muon_defaults["lr"]), each)
+        if each["algorithm"] == "muon" and READ_BY & options.keys():
+            # The caller says how to read the matrices: drop our own way.
+            each = {key: value for key, value in each.items() if key not in READ_BY}
         found[i] = each | options
         if names:
             found[i]["param_names"] = [names[id(p)] for p in each["params"]]

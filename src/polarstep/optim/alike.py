@@ -84,7 +84,8 @@ def _names(group: Group) -> Sequence[str]:
     algorithm = group["algorithm"]
     if algorithm == "muon":
         return ("algorithm", *OF_MUON)
-    return ("algorithm", *options_of(ELEMENTWISE[algorithm]), "nonfinite", "rounding")
+    common = ("lr_factor", "nonfinite", "rounding")
+    return ("algorithm", *options_of(ELEMENTWISE[algorithm]), *common)
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

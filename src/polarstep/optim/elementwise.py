@@ -36,13 +36,16 @@ class AdamW(Elementwise):
     step is torch's own, fused where the device has a fused step.
 
     Args:
-        lr: the learning rate.
-        betas: β₁ and β₂, in [0, 1). torch's default is (0.9, 0.999).
+        lr: the learning rate. By default :func:`polarstep.muon_for` finds it from its own ``lr`` and
+            from the size of the entries (:mod:`polarstep.optim.rates`); a group of a plain
+            :class:`polarstep.Muon` gives its own.
+        betas: β₁ and β₂, in [0, 1). torch's default is (0.9, 0.999), with which rows of an embedding
+            that are rarely met move seven times as far.
         eps: ε, added to the root of the second moment.
         weight_decay: decoupled weight decay. torch's default is 0.01.
     """
 
-    lr: float = 3e-4
+    lr: float | None = None
     betas: tuple[float, float] = (0.9, 0.95)
     eps: float = 1e-8
     weight_decay: float = 0.0
@@ -53,7 +56,8 @@ class AdamW(Elementwise):
 
     def __post_init__(self) -> None:
         _refuse_tensor(self.lr)
-        check_at_least_zero("lr", self.lr, "3e-4 is the default")
+        if self.lr is not None:
+            check_at_least_zero("lr", self.lr, "without it, muon_for finds one")
         check_at_least_zero("eps", self.eps, "1e-8 is the default")
         check_at_least_zero("weight_decay", self.weight_decay, WITHOUT_DECAY)
         form = "expected two numbers in [0, 1), as (0.9, 0.95)"

@@ -37,6 +37,7 @@ ParameterState = dict[str, Any]
 RESERVED = (
     "algorithm",
     "initial_lr",
+    "lr_factor",
     "name",
     "nonfinite",
     "param_names",
@@ -54,7 +55,10 @@ class Elementwise(ABC):
 
     The fields are the hyperparameters, each with a default, and ``lr`` must be among them. They become
     the options of a parameter group and may change there between steps, so :meth:`update` reads them
-    from the group. ``__post_init__`` may check them: it runs whenever a group is checked.
+    from the group. There ``lr`` is the rate of this group: that of the optimizer times ``lr_factor``
+    (:mod:`polarstep.optim.rates`). With ``lr: float | None = None`` a rule leaves its rate to
+    :func:`polarstep.muon_for`. ``__post_init__`` may check the fields: it runs whenever a group is
+    checked.
 
     ``algorithm`` is the name of the rule in groups and checkpoints. ``buffers`` names the entries of the
     state that have the shape of the parameter. They are kept in the parameter's precision, or in float32

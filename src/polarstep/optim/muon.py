@@ -13,32 +13,36 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep.bucket import Draws, PolarHook
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
+from polarstep.engines.replay import ReplayedStep
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import sorted_by_rule
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
 from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.given import listed_group, listed_params
 from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_new, check_params
-from polarstep.optim.guards.captured import check_draws, check_started, refuse_shared
+from polarstep.optim.guards.captured import (
+    check_draws,
+    check_started,
+    refuse_measuring,
+    refuse_shared,
+)
 from polarstep.optim.guards.mistakes import MistakeWarnings
 from polarstep.optim.guards.resized import Sizes
 from polarstep.optim.misnamed import with_known_names
 from polarstep.optim.names import named_uniquely, with_names
 from polarstep.optim.options import complete
 from polarstep.optim.over_ranks import StepOverRanks
-from polarstep.optim.rates import Rates
+from polarstep.optim.rates import measure, measured_factor, to_be_measured
 from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.routes import Routes, routes_of
 from polarstep.optim.scaling import LrScale
-from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
-from polarstep.optim.stepping.replay import ReplayedStep
-from polarstep.optim.stepping.step import PolarHook
 from polarstep.optim.transforms import Transform
 from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
@@ -74,7 +78,7 @@ class Muon(Checkpointed):
             another :class:`polarstep.Elementwise` is updated by that rule, with the rule's own
             options, so that one optimizer serves a whole model. :func:`polarstep.muon_for` builds
             such groups.
-        lr: η.
+        lr: η. A group may have an ``lr_factor`` on it (:mod:`polarstep.optim.rates`).
         momentum: β in [0, 1).
         nesterov: Nesterov (the default) or Polyak momentum.
         polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
@@ -99,7 +103,8 @@ class Muon(Checkpointed):
         split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
             v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
             rows of q as one matrix, and k and v alike.
-        lr_factor: one more factor on η. :func:`polarstep.muon_for` sets it for adapters (LoRA).
+        lr_factor: one more factor on η, of any rule. :func:`polarstep.muon_for` sets it for adapters
+            (LoRA) and for the groups that are not Muon's.
         momentum_dtype: the precision in which C is kept: ``None`` for the parameter's own (float32 if
             that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits
             with a scale for each 128 entries.
@@ -112,7 +117,7 @@ class Muon(Checkpointed):
             decay. The check runs on the device, without waiting for it.
         seed: seed of the sketches, which are a function of (seed, shape, step).
         fused: ``True``: on NVIDIA GPUs from Ampere on, with Triton, a few kernels update all matrices of
-            a shape, and a CUDA graph replays them (:mod:`polarstep.optim.stepping.replay`). Maps that
+            a shape, and a CUDA graph replays them (:mod:`polarstep.engines.replay`). Maps that
             do not round M to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute
             matrices for one another, the graph has the polar map alone
             (:mod:`polarstep.distributed.owned_graph`). ``False``: plain torch operations, no graph.
@@ -198,20 +203,19 @@ class Muon(Checkpointed):
         self._is_made = False
         super().__init__(listed_params(params), complete({}, defaults))
         self._is_made = True
-        self._rates.made(self.param_groups)
 
-    _pickled = ("_rates",)
+    _pickled = ("_measured",)
 
     def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._everywhere: set[int] = set()  # the hooks that all ranks must have
         self._replayed = ReplayedStep()
-        self._plain = PlainStep()
+        self._draws = Draws()
         self._distribution = Distribution(plan, process_group)
         self._over_ranks = StepOverRanks(self._distribution)
         self._is_made = True  # False while the first groups are added
         self._known_model = KnownModel()  # muon_for puts another one here
-        self._rates = Rates()
+        self._measured: dict[str, float | None] = {}  # lr_factor by the name of a group
         self._sizes = Sizes()
         self._arrivals = Arrivals()
         self._warnings = MistakeWarnings()
@@ -254,13 +258,16 @@ class Muon(Checkpointed):
         self._over_ranks.loaded = True
         self._arrivals.note(self.param_groups, self.state)
         self._warnings.loaded(self.param_groups, self.state)
-        self._rates.loaded(self.param_groups)
+        for group in self.param_groups:
+            if group.get("name") in self._measured:
+                self._measured[group["name"]] = measured_factor(group)
 
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
         rows = self._known_model.rows(self.param_groups)
-        return routes_of(self.param_groups, rows, self._distribution.choice)
+        choice = self._distribution.choice
+        return routes_of(self.param_groups, rows, choice, self._measured)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
@@ -283,7 +290,7 @@ class Muon(Checkpointed):
             prepared = self._known_model.prepared(listed["params"])
             known = {id(p): name for group in prepared for name, p in group["params"]}
             vectors = self._known_model.vectors
-            groups = sorted_by_rule(listed, prepared, vectors, self._rates, self.defaults)
+            groups = sorted_by_rule(listed, prepared, vectors, self.defaults)
         ready: list[Group] = []
         for group in groups:
             group = complete(group, self.defaults)
@@ -306,6 +313,8 @@ class Muon(Checkpointed):
         finally:
             self.defaults = defaults
         self._warnings.added(group)
+        if group["lr_factor"] is None:
+            self._measured[group["name"]] = None
 
     @overload
     def step(self, closure: None = ...) -> None: ...
@@ -360,6 +369,11 @@ class Muon(Checkpointed):
             hooked=bool(hooks),
             everywhere=len(self._everywhere & self._polar_hooks.keys()),
         )
+        if unmeasured := to_be_measured(self.param_groups):
+            if in_a_graph():
+                refuse_measuring(unmeasured)
+            sized = measure(unmeasured)
+            self._measured |= {group["name"]: group["lr_factor"] for group in sized}
         if not spread:
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
         self._update_works(works, hooks, shared=bool(spread))
@@ -370,7 +384,7 @@ class Muon(Checkpointed):
             self._arrivals.note_first(self.param_groups, self.state)
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
-            self._over_ranks.tell_of_failure()
+            self._over_ranks.end_step(self.param_groups)
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
 
     def _error_of_changes(self) -> Exception | None:
@@ -398,7 +412,7 @@ class Muon(Checkpointed):
             for work in others:
                 prepare_elementwise(work, self.state)
         update = self._over_ranks.update_shares if shared else self._over_ranks.update_alone
-        update(muon, self.state, replayed, self._plain, hooks)
+        update(muon, self.state, replayed, self._draws, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in others:

@@ -47,6 +47,8 @@ WITHOUT = ("maximize", "amsgrad", "differentiable", "cautious_wd")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
+# The rate of a group whose rule leaves it to muon_for, where the group was not made by muon_for.
+ALONE = 3e-4
 # What a group counts itself, and no option that a user gives.
 COUNTED = {"step"}
 # torch raises an error of its own where it multiplies by a larger number in 32 or 16 bits.
@@ -106,7 +108,10 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
         return muon_defaults
     _check_algorithm(algorithm)
     common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
-    return defaults_of(ELEMENTWISE[algorithm]) | common
+    defaults = defaults_of(ELEMENTWISE[algorithm])
+    if defaults["lr"] is None:
+        defaults["lr"] = ALONE
+    return defaults | common | {"lr_factor": 1.0}
 
 
 def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
@@ -138,6 +143,8 @@ def _check_and_normalize(group: Group) -> None:
     check_lr(group["lr"])
     if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
         group["lr"] = 0.0
+    if group["lr_factor"] is not None or algorithm == "muon":
+        check_at_least_zero("lr_factor", group["lr_factor"], "1 leaves lr as it is")
     for option, names in (("nonfinite", get_args(Nonfinite)), ("rounding", get_args(Rounding))):
         if group[option] not in names:
             raise ValueError(f"{option}={group[option]!r}: expected one of {', '.join(names)}")
@@ -163,7 +170,7 @@ def _check_and_normalize(group: Group) -> None:
 
 def _check_range(group: Group) -> None:
     """Raise for a step that no precision but float64 can take, unless all parameters are in float64."""
-    lr, factor = group["lr"], group["lr_factor"] if group["algorithm"] == "muon" else 1
+    lr, factor = group["lr"], group["lr_factor"] or 0
     if isinstance(lr, Tensor) or lr * max(factor, 1) <= LARGEST:
         return
     narrow = {p.dtype for p in group.get("params", ()) if isinstance(p, Tensor)} - {torch.float64}
@@ -224,7 +231,6 @@ def _check_and_normalize_muon(group: Group) -> None:
         "it says how often the parts come in turn, as the number of heads, and is 1 if each part lies "
         "in one piece",
     )
-    check_at_least_zero("lr_factor", group["lr_factor"], "1 leaves lr as it is")
     if group["momentum_dtype"] not in MOMENTA:
         raise ValueError(
             f"momentum_dtype={group['momentum_dtype']!r}: expected one of "

@@ -2,18 +2,20 @@
 
 The ranks first agree on what has a gradient, and on any error: an error raised on one rank alone would
 leave the others waiting. Then each rank does its share of the work (:mod:`polarstep.distributed.step`).
-An error inside that share is raised by all ranks together at the next step, when they agree again.
+An error inside that share is raised by all ranks together when the step ends.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from itertools import chain, starmap
 
 from torch import Tensor
 
+from polarstep.bucket import Draws, Observed, PolarHook
 from polarstep.callers_level import callers_level
-from polarstep.distributed.copies import words_of_differences
+from polarstep.distributed.copies import Watch, words_of_differences
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.status import (
     Agreement,
@@ -22,23 +24,22 @@ from polarstep.distributed.status import (
     agreed,
     all_finite,
     in_common,
+    stop_together,
 )
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders
+from polarstep.engines.replay import ReplayedStep
+from polarstep.muon import Running, run, steps_here, steps_of
 from polarstep.optim.alike import GroupOptions
 from polarstep.optim.groups import ELEMENTWISE, NAMELESS, Group, named_params
-from polarstep.optim.stepping.by_tensors import PlainStep
 from polarstep.optim.stepping.collect import State, Work, check_gradients, collect
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
-from polarstep.optim.stepping.replay import ReplayedStep
-from polarstep.optim.stepping.resting import let_rest
-from polarstep.optim.stepping.step import Bucket, PolarHook
 
 __all__ = ["StepOverRanks"]
 
 
 class StepOverRanks:
-    """The steps of an optimizer on its ranks, and the error that the last shared step left."""
+    """The steps of an optimizer on its ranks, and the error of this rank's share of a step."""
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
@@ -51,6 +52,8 @@ class StepOverRanks:
         # Whether a state may have come since the last step, as by load_state_dict. A copy may hold one.
         self.loaded = True
         self._differences: str | None = None  # between copies on ranks, in words
+        self._watch = Watch()
+        self._warned = False  # of differences, since a state has come
         # Whether plain tensors stand in for sharded parameters at this step.
         self._stand_ins = False
 
@@ -78,7 +81,7 @@ class StepOverRanks:
             if whole:
                 stand_ins = self._distribution.local_state(state).stand_ins(whole)
             return [collect(group, stand_ins=stand_ins) for group in groups]
-        error, self._failure = self._failure or error, None
+        self._failure = None
         try:
             if spread is not self._made_from[0]:
                 for p, layout in spread:
@@ -93,7 +96,8 @@ class StepOverRanks:
         layouts = {id(p): layout for p, layout in spread}
         steps = [group.get("step", 0) for group in groups]
         options = lambda i: self._options.of(i, groups[i])  # noqa: E731
-        report = Report(steps, options, error, hooked, self.loaded, everywhere)
+        states = lambda its: _state_codes(its, groups, state)  # noqa: E731
+        report = Report(steps, options, states, error, hooked, self.loaded, everywhere)
         sizes = [len(group["params"]) for group in groups]
         common = self._in_common(groups, spread, sizes)
         self._agreement = agreed(common, report)
@@ -102,6 +106,8 @@ class StepOverRanks:
         if self._agreement.loaded:
             drop_placeholders(groups, state, self._agreement.loaded)
             self._differences = words_of_differences(common, self._agreement.loaded)
+            self._warned = False
+        self._watch.look(common, layouts, groups)
         works = [collect(group, self._agreement.with_gradient) for group in groups]
         all_finite(
             (flag, layouts[id(p)])
@@ -131,7 +137,7 @@ class StepOverRanks:
         muon: list[Work],
         state: State,
         replayed: ReplayedStep,
-        plain: PlainStep,
+        draws: Draws,
         hooks: tuple[PolarHook, ...],
     ) -> None:
         """Update the matrices of ``muon``, of which no other rank has a part.
@@ -140,9 +146,7 @@ class StepOverRanks:
         """
         local_state = self._distribution.local_state(state) if self._stand_ins else None
         here = state if local_state is None else local_state
-        let_rest(muon, here)
-        updated = replayed(muon, here, hooks)
-        plain(muon, here, hooks, skip=updated)
+        run(steps_here(muon, here, draws, hooks, replayed))
         if local_state is not None:
             local_state.settle()
 
@@ -151,24 +155,22 @@ class StepOverRanks:
         muon: list[Work],
         state: State,
         replayed: ReplayedStep,
-        plain: PlainStep,
+        draws: Draws,
         hooks: tuple[PolarHook, ...],
     ) -> None:
         """Do this rank's share of the work on the matrices of ``muon``.
 
-        An error in it is told at the next step: other ranks wait for what this rank has to send.
+        An error in it is told when the step ends: other ranks wait for what this rank has to send.
         """
         split = self._distribution.split(muon, state, hooked=self._agreement.hooked)
         hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
-        let_rest(split.here, split.state)
         split.let_rest()
-        split.begin(plain)
-        try:
-            updated = replayed(split.here, split.state, hooks)
-            plain(split.here, split.state, hooks, skip=updated, errors=split.errors)
-        except Exception as error:
-            split.errors.append(error)
-        plain(split.gathered, state, hooks, skip=set(), errors=split.errors)
+        steps = chain(
+            starmap(Running, split.steps(draws)),
+            steps_here(split.here, split.state, draws, hooks, replayed),
+            steps_of(split.gathered, state, draws, hooks),
+        )
+        run(steps, split.errors)
         split.finish()
         split.settle()
         self._failure = split.errors[0] if split.errors else None
@@ -182,28 +184,47 @@ class StepOverRanks:
         except Exception as error:
             self._failure = self._failure or error
 
-    def tell_of_failure(self) -> None:
-        """Warn of an error in this rank's share, which all ranks will raise at the next step.
+    def end_step(self, groups: list[Group]) -> None:
+        """Raise on all ranks if one of them has failed in its share of the step.
 
-        Warn also of parameters that should be copies of one another and are not.
+        Warn of parameters that should be copies of one another and are not.
         """
-        told, self._differences = self._differences, None
-        if told is not None:
+        step = max((group.get("step", 0) for group in groups), default=0)
+        end = f"the end of step {max(0, step - 1)} of the optimizer"
+        largest = stop_together(
+            self._common, self._agreement.back, self._failure, end, self._watch.told()
+        )
+        told, self._differences = self._differences or self._watch.words(largest), None
+        if told is not None and not self._warned:
+            self._warned = True
             warnings.warn(
-                f"{told} differ between ranks. With process_group=… all of them must have the same "
-                "values and the same gradients, or each goes on with a model of its own. Expected "
-                "DistributedDataParallel(model), which sends the values of rank 0 to all and averages "
-                "the gradients in every backward pass outside no_sync(); without it, give no "
-                "process_group",
+                f"{told} differ between ranks. Copies of a parameter, as with process_group=… or HSDP, "
+                "must have the same values and the same gradients on all ranks, or each goes on with a "
+                "model of its own. Expected DistributedDataParallel(model), which sends the values of "
+                "rank 0 to all and averages the gradients in every backward pass outside no_sync(), or "
+                "fully_shard, without set_requires_all_reduce(False) in the last backward pass before a "
+                "step; without such copies, give no process_group",
                 stacklevel=callers_level(),
             )
-        if self._failure is not None:
-            warnings.warn(
-                f"{type(self._failure).__name__}: {self._failure}; this rank may not have updated all "
-                "of its matrices, and all ranks will raise this error at the next step",
-                RuntimeWarning,
-                stacklevel=callers_level(),
-            )
+
+
+def _state_codes(its: Common, groups: list[Group], state: State) -> list[int]:
+    """How many of the entries that ranks exchange the state of each parameter has."""
+    names: dict[int, tuple[str, ...]] = {}
+    for i in its.groups:
+        group = groups[i]
+        if group["algorithm"] == "muon":
+            names |= dict.fromkeys(map(id, group["params"]), _exchanged(group))
+    return [
+        sum(name in state[p] for name in names.get(id(p), ())) if p in state else 0
+        for p in its.params
+    ]
+
+
+def _exchanged(group: Group) -> tuple[str, ...]:
+    """The entries of the state of a parameter in a Muon group of which ranks may exchange parts."""
+    transform = group["transform"]
+    return ("momentum_buffer", *group["polar"].carries, *(transform.carries if transform else ()))
 
 
 def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
@@ -214,7 +235,7 @@ def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
 def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:
     """``hook``, with its errors in ``errors``."""
 
-    def noting(bucket: Bucket) -> None:
+    def noting(bucket: Observed) -> None:
         try:
             hook(bucket)
         except Exception as error:

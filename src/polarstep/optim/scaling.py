@@ -20,46 +20,30 @@ The RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/9, and 0.6·‖T‖_F/
 bound, momentum of rank one would step √ℓ times as far along its one direction as other momentum steps
 along each of its directions. With the bound it steps at most three times as far.
 
-The RMS was, in float32 on a CPU, with ``LowRank(200)`` (ℓ = 210), and with deflated maps of ℓ = 128
-without steps and with one, on 768×768 and on 768×3072 matrices alike::
+The RMS was, in float32 on a CPU, with ``LowRank(200)`` (ℓ = 210), and with a deflated map of ℓ = 128 and
+one step, on 768×768 and on 768×3072 matrices alike::
 
-    flat, or σₖ = 1/k                              0.200    0.200    0.200
-    four directions a hundred times all others     0.200    0.200    0.200
-    four directions a thousand times all others    0.086    0.200    0.200
-    rank one                                       0.041    0.053    0.060
+    flat, or σₖ = 1/k                              0.200    0.200
+    four directions a hundred times all others     0.200    0.200
+    four directions a thousand times all others    0.086    0.200
+    rank one                                       0.041    0.060
 
-**A steep spectrum** leaves a rest whose energy float32 hardly tells from rounding: 1.4ε of ‖M‖²_F for
-σₖ = 1/k² with 384 rows. A deflated map without steps knows ‖T‖_F only roughly there. It also has ‖T‖²_F
-below ℓ/9 on the steepest. The least and the greatest RMS in float32, with the same maps, fresh and warm
+On steep spectra the least and the greatest RMS in float32 were, with the same maps, fresh and warm
 heads, on 384×384, 384×1536, 768×768 and 768×3072 matrices::
 
-    σₖ = k^-1.5                                    0.20     0.20             0.20
-    σₖ = k^-2                                      0.13     0.18 to 0.23     0.19 to 0.20
-    σₖ = k^-2.5                                    0.10     0.14 to 0.31     0.18 to 0.21
+    σₖ = k^-1.5                                    0.20     0.20
+    σₖ = k^-2                                      0.13     0.19 to 0.20
+    σₖ = k^-2.5                                    0.10     0.18 to 0.21
 
 On momentum recorded from a GPT it was 0.200 with low-rank maps and 0.19 to 0.21 with deflated maps, from
 the first step on.
 
-**In 16 bits**, as on a GPU, a deflated map without steps knows ‖T‖_F only up to the rounding of B = QᵀM
-(:func:`polarstep.polar.rest_norm.rest_energy`). With four directions a hundred and a thousand times as
-long as all others, the least and the greatest RMS of 16 to 160 steps were, with bfloat16 products on a
-CPU::
-
-    48×96, ℓ = 16                                  0.19 to 0.24
-    96×160, ℓ = 32                                 0.19 to 0.21    0.17 to 0.23
-    256×512, ℓ = 48                                0.20 to 0.20    0.17 to 0.22
-    96×160, ℓ = 16 and 32, with a warm sketch      0.19 to 0.21    0.15 to 0.21
-
-It was furthest off where the singular values of the rest fall as well, as k^-½: 0.18 to 0.30 on 96×160
-matrices, where a step in ten was above 0.21, and 0.13 to 0.21 on 256×512 matrices.
-
 ``"rms"`` costs a sketched map about ten launches more on a GPU, most of them on one number for each
 matrix. One of them reads Z. Where Z = WX is not formed, as with a warm sketch, it forms XXᵀ by 2ℓ²n
 operations: ℓ/(3m) of the products of such a step, or 3% for ℓ = 64 and m = 768. On a CPU it reads Z, or
-adds 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map without steps also forms BBᵀ and
-QᵀQ, by 2ℓ²(m + n) operations in some ten more launches; in 32 bits QᵀQ is formed in float64. A deflated
-map with a step reads the two m×m matrices of its polynomial once more, in four launches. What that is of
-a step on an H200 is in docs/speed.md. Other scales add nothing.
+adds 2ℓ³ operations where the inner map has formed XXᵀ. A deflated map reads the two m×m matrices of its
+polynomial once more, in four launches. What that is of a step on an H200 is in docs/speed.md. Other
+scales add nothing.
 
 **Full-space maps** are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is

@@ -19,7 +19,6 @@ from polarstep.polar import Carry, Draw, Polar, PolarMap
 from polarstep.polar.checks import pair_of
 from polarstep.polar.containing import Containing
 from polarstep.polar.result import Captured
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 
@@ -106,7 +105,7 @@ class NormalizedRows(Transform):
         return self._normalized(T, polar.M, carry)
 
     def _normalized(
-        self, T: Tensor | RowProduct | FlatProduct, M: Tensor, carry: Carry
+        self, T: Tensor | RowProduct, M: Tensor, carry: Carry
     ) -> tuple[Tensor | ScaledRows, Carry]:
         # M may have 16 bits, in which v would stand still.
         wide = torch.promote_types(M.dtype, torch.float32)

@@ -9,7 +9,7 @@ newton_schulz  polynomial iterations: coefficients and minimax have the polynomi
                ways to apply them
 low_rank       Algorithms 1 and 2: finders/ find the basis Q, and orthonormal makes its columns so
 deflated       a low-rank head and the rest that it leaves: rest_norm has δ, and flat_step_scale has s
-auto           the map for each shape, by the times that cost estimates
+auto           the map for each shape, by the rows from which on a sketch pays
 containing     what all maps with another map inside have in common
 """
 

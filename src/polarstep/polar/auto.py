@@ -1,4 +1,4 @@
-"""The map for each shape and device, chosen by an estimate of what a step costs."""
+"""The map for each shape and device: a sketch from a number of rows on, full space below."""
 
 from __future__ import annotations
 
@@ -7,27 +7,49 @@ from typing import Literal, get_args
 
 import torch
 
+from polarstep import kernels
 from polarstep.polar.base import Carry, PolarMap
 from polarstep.polar.containing import Containing
-from polarstep.polar.cost import adamw_seconds, figures_of, seconds
 from polarstep.polar.deflated import Deflated
 from polarstep.polar.finders import Warm
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
+from polarstep.products.cpu import has_tiles
 from polarstep.torch_compile import constant
 
 __all__ = ["Auto", "Budget"]
 
 Budget = Literal["full", "balanced", "cheap"]
 
-# A model has a dozen layers or more, with one to four matrices of a shape in each. These matrices are
-# one bucket, whose launches they share. A map does not know how many there are: the fewer they are, the
-# less a sketch saves, so it has to pay for a dozen.
-MATRICES = 12
-# A map with fewer directions than full space must save a tenth of the time.
-WORTH = 0.9
-# "cheap" is a step within this many times the time of AdamW.
-CHEAP = 1.15
+# The rows from which on a step with a sketch takes nine tenths of the time of full space or less: on
+# matrices whose long side is 1, 2, 3, 4 and 8 times the short side, or more. They are from a model of
+# FLOPs, bytes and launches that was fitted to the steps of results/step-cost on an H200 and on two CPUs,
+# and take a dozen matrices of a shape, which share their launches. Other GPUs have the figures of their
+# data sheets in the place of the H200's.
+RATIOS = (1, 2, 3, 4, 8)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows from which on each sketched map pays, for :data:`RATIOS`."""
+
+    deflated: tuple[int, ...]
+    low_rank: tuple[int, ...]
+
+
+ROWS = {
+    "B200": Rows((648, 648, 520, 520, 512), (520, 328, 304, 288, 240)),
+    "H200": Rows((520, 512, 336, 312, 272), (300, 248, 232, 216, 184)),
+    "H100": Rows((520, 512, 512, 328, 280), (300, 248, 232, 216, 184)),
+    "A100": Rows((288, 248, 232, 216, 184), (200, 176, 160, 152, 128)),
+    # A GPU without a row takes a sketch where that pays on each of the three above.
+    "cuda": Rows((648, 520, 520, 328, 280), (300, 248, 232, 216, 184)),
+    "cpu": Rows((176, 144, 144, 144, 128), (112, 96, 88, 88, 80)),
+    # Tiles multiply in full space three to eight times as fast.
+    "cpu with tiles": Rows((736, 520, 512, 512, 512), (224, 96, 88, 88, 80)),
+    # Devices of another kind, with torch's own operations.
+    "other": Rows((192, 168, 160, 160, 152), (128, 104, 96, 96, 80)),
+}
 # ℓ is a part of the short side, rounded up. For the low-rank map a quarter, as in the paper's
 # experiments, and at most 256 columns, from where on sketches get dear. For the deflated map a sixth: in
 # runs of 73M tokens it ended level with full space, and a twelfth, which takes 5% less time on an H200,
@@ -44,9 +66,8 @@ OVERSAMPLE = 8
 class Auto(Containing):
     """The cheapest map that is expected to train as well as the budget asks, for each shape.
 
-    Small matrices are not worth a sketch, and large ones are. Which is which depends on the device,
-    and is decided by an estimate of the time of a whole step (:mod:`polarstep.polar.cost`) for a dozen
-    matrices of the shape. ``print(optimizer.routes)`` shows the choice for every parameter.
+    Small matrices are not worth a sketch, and large ones are: from which number of rows on depends on
+    the device (:data:`ROWS`). ``print(optimizer.routes)`` shows the choice for every parameter.
     Where :class:`LowRank` by itself would not sketch a shape, a sketched map that is chosen has
     ``always_sketch=True``.
 
@@ -59,12 +80,11 @@ class Auto(Containing):
 
     Args:
         budget: ``"balanced"``: full space (five PolarExpress steps), or :class:`Deflated` with a warm
-            sketch and one step, whichever is cheaper. ℓ is a sixth of the short side or 256, if that
-            is less, and never less than an eighth (up to 2048 columns).
-            ``"full"``: full space for every shape. ``"cheap"``: the best of these two and a low-rank
-            map (h = 0, ℓ a quarter of the short side, at most 256) that takes at most 1.15 times the
-            time of AdamW, as the low-rank map does from 4096 rows on; the cheapest of the three where
-            none does.
+            sketch and one step where that saves a tenth of the time. ℓ is a sixth of the short side or
+            256, if that is less, and never less than an eighth (up to 2048 columns).
+            ``"full"``: full space for every shape. ``"cheap"``: full space, or a low-rank map (h = 0,
+            ℓ a quarter of the short side, at most 256) where that saves a tenth of the time. From 4096
+            rows on it takes about as long as AdamW.
 
     >>> Auto().on(64, 64, torch.device("cpu"))
     NewtonSchulz(steps=5, coefficients='polar-express', delta='frobenius', dtype=None, form='auto')
@@ -147,15 +167,6 @@ def _part(short: int, part: int) -> int:
     return min(NARROW, -(-short // (16 * part)) * 16)
 
 
-def _sketching(name: str, m: int, n: int, device: torch.device) -> PolarMap:
-    """The map called ``name``, with ``always_sketch`` where it would not sketch m×n matrices by itself.
-
-    A map's own rule on which shapes to sketch is for maps that a user gives. Here the estimate decides.
-    """
-    polar = _map(name, m, n)
-    return polar if polar.on(m, n, device) is polar else _map(name, m, n, always=True)
-
-
 # A dict, as torch.compile traces through functools.cache. Optimizers ask at every step.
 _CHOICES: dict[tuple[Budget, int, int, torch.device], tuple[str, bool, str]] = {}
 
@@ -165,45 +176,49 @@ def _choice(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, 
     """``name`` and ``always`` of :func:`_map` for m×n matrices on ``device``, and the reason.
 
     Not the map itself: torch.compile keeps a constant only if it is made of strings and numbers.
+    A LowRank map's own rule on which shapes to sketch is for maps that a user gives, so it is overruled.
     """
     key = (budget, m, n, device)
     if key not in _CHOICES:
         name, why = _chosen(budget, m, n, device)
-        _CHOICES[key] = (name, _sketching(name, m, n, device) is not _map(name, m, n), why)
+        polar = _map(name, m, n)
+        _CHOICES[key] = (name, polar.on(m, n, device) is not polar, why)
     return _CHOICES[key]
 
 
 def _chosen(budget: Budget, m: int, n: int, device: torch.device) -> tuple[str, str]:
-    if budget == "full" or min(m, n) == 0:
+    short, long = min(m, n), max(m, n)
+    if budget == "full" or short == 0:
         return "full", "budget full" if budget == "full" else "empty"
-    # From the best to the worst.
-    names = ("full", "deflated") if budget == "balanced" else ("full", "deflated", "low-rank")
-    maps = {name: _sketching(name, m, n, device) for name in names}
-    # Where ℓ is the whole short side there is nothing to sketch.
-    maps = {name: polar for name, polar in maps.items() if polar.on(m, n, device) is polar}
-    if len(maps) == 1:
-        return "full", f"ℓ={_deflated_width(min(m, n))} ≥ {min(m, n)}"
-    on = figures_of(device)
-    times = {name: seconds(polar, m, n, on, MATRICES) for name, polar in maps.items()}
-    adamw = adamw_seconds(m, n, on, MATRICES)
-    for name, time in times.items():
-        if budget == "cheap" and time <= CHEAP * adamw:
-            return name, f"about {time / adamw:.2f} × AdamW"
-    best, shortest = "full", times["full"]
-    for name, time in times.items():
-        if time < WORTH * shortest:
-            best, shortest = name, time
-    if best == "full":
-        ratio = min(time for name, time in times.items() if name != "full") / shortest
-        margin = ", and has to save a tenth" if ratio < 1 else ""
-        return best, f"a sketch would take {ratio:.2f} × as long{margin}"
-    share = f"about {shortest / times['full']:.2f} × full space"
-    if best == "deflated" and min(m, n) > TRAINED:
-        part = _deflated_width(min(m, n)) / min(m, n)
-        tried = f"tried in training with {1 / EIGHTH:.1%} of {TRAINED}"
-        share += f"; ℓ is {part:.1%} of the short side, {tried}"
-    if best == "deflated" and min(m, n) < NARROWEST_TRAINED:
-        share += f"; tried in training from width {NARROWEST_TRAINED} on"
+    rows = ROWS[_kind_of(device)]
+    fewest = rows.deflated if budget == "balanced" else rows.low_rank
+    first = fewest[sum(long >= ratio * short for ratio in RATIOS) - 1]
+    if short < first:
+        return "full", f"a sketch pays from {first} rows on"
+    why = f"pays from {first} rows on"
     if budget == "cheap":
-        share += f"; no map is within {CHEAP} × AdamW, this one takes {shortest / adamw:.2f}"
-    return best, share
+        return "low-rank", why
+    if short > TRAINED:
+        part = _deflated_width(short) / short
+        tried = f"tried in training with {1 / EIGHTH:.1%} of {TRAINED}"
+        why += f"; ℓ is {part:.1%} of the short side, {tried}"
+    if short < NARROWEST_TRAINED:
+        why += f"; tried in training from width {NARROWEST_TRAINED} on"
+    return "deflated", why
+
+
+def _kind_of(device: torch.device) -> str:
+    """The name of the device in :data:`ROWS`: a GPU's by its name.
+
+    A GPU on which our kernels do not run counts as a device of another kind.
+    """
+    if device.type == "cpu":
+        return "cpu with tiles" if has_tiles() else "cpu"
+    if device.type != "cuda":
+        return "other"
+    if not torch.cuda.is_available():
+        return "cuda"
+    if not kernels.available(device):
+        return "other"
+    name = torch.cuda.get_device_name(device)
+    return next((kind for kind in ROWS if kind in name), "cuda")

@@ -5,19 +5,15 @@ leading directions, so
 
     X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
 
-is nearly flat for a δ of the size of R (:mod:`polarstep.polar.rest_norm`). It can be the step itself
-(T = X₀), or a polynomial step or two on the singular values of X₀ lift it to the polar factor:
-T = p(s·X₀) for a scale s with ‖s·X₀‖_op ≈ 1 (:mod:`polarstep.polar.flat_step_scale`).
-
-QᵀR = 0, so head and rest have orthogonal columns and ‖X₀‖²_op ≤ max(‖Z‖², ‖R/δ‖²) + ‖ZRᵀ‖/δ
-(:func:`polarstep.theory.bounds.deflated_nu`). The last term is zero where Q spans singular vectors of M.
-Otherwise the rows of B and R overlap, and it is at most one if ‖Z‖, ‖R/δ‖ ≤ 1.
+is nearly flat for a δ of the size of R (:mod:`polarstep.polar.rest_norm`). A polynomial step or two on
+the singular values of X₀ lift it to the polar factor: T = p(s·X₀) for a scale s with ‖s·X₀‖_op ≈ 1
+(:mod:`polarstep.polar.flat_step_scale`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -31,10 +27,9 @@ from polarstep.polar.containing import Containing
 from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, tolerant_scale
 from polarstep.polar.low_rank import LowRank
 from polarstep.polar.newton_schulz import NewtonSchulz
-from polarstep.polar.rest_norm import rest_energy, rest_norm, rest_size, vectors_shape
+from polarstep.polar.rest_norm import rest_size
 from polarstep.polar.result import Captured, Factors, Lift, Polar, SquaredNorm, counted_norm
 from polarstep.products import Products
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.sizes import unit_scaled
 
@@ -53,8 +48,7 @@ class Deflated(Containing):
 
         Q, B = QᵀM, Z ≈ polar(B)            the head: Algorithm 1
         X₀ = QZ + R/δ = M/δ + Q(Z − B/δ)
-        T = X₀                              without steps, δ ≈ ‖R‖_op
-        T = p(s·X₀)                         with steps, δ of the size of R and s ≈ 1/‖X₀‖_op
+        T = p(s·X₀)                         δ of the size of R, s ≈ 1/‖X₀‖_op
 
     Newton–Schulz needs five steps because a few leading directions make up most of M's norm, so that
     small singular values have far to climb. The head holds these directions, so X₀ is nearly flat and
@@ -62,30 +56,25 @@ class Deflated(Containing):
     what happens where they are wrong, is in :mod:`polarstep.polar.rest_norm` and
     :mod:`polarstep.polar.flat_step_scale`.
 
-    **How long a step can be.** δ and s come from estimates with 16 columns. Without steps ‖T‖²_op is at
-    most 1 + (‖R‖_op/δ)², and δ may be far below ‖R‖_op at the step at which R gets a new leading
-    direction. With one step of ``"flat"`` up to 1.5 was measured
-    (``results/step-cost/h200-accuracy.txt``). No bound is certain: a leading singular direction that is
-    orthogonal to all 16 columns is not seen at all. These are bounds on ‖T‖_op, on the worst spectrum,
-    for all leading directions but one in a hundred, in ten thousand and in a million:
+    **How long a step can be.** s comes from an estimate with 16 columns. With one step of ``"flat"``
+    ‖T‖_op of up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound is certain: a
+    leading singular direction that is orthogonal to all 16 columns is not seen at all. These are bounds
+    on ‖T‖_op, on the worst spectrum, for all leading directions but one in a hundred, in ten thousand
+    and in a million:
 
     >>> from polarstep.theory.bounds import longest_deflated_step
-    >>> def longest(m, n, polynomials=()):
-    ...     shares = (1e-2, 1e-4, 1e-6)
-    ...     return [round(longest_deflated_step(m, n, polynomials, unseen=p), 1) for p in shares]
-    >>> longest(768, 768), longest(768, 3072), longest(4096, 4096)  # without steps
-    ([3.5, 4.1, 4.8], [4.8, 5.7, 6.6], [5.1, 6.1, 7.1])
     >>> flat = NewtonSchulz(1, "flat").polynomials
-    >>> longest(768, 3072, flat), longest(4096, 4096, flat)  # with one step
+    >>> def longest(m, n):
+    ...     shares = (1e-2, 1e-4, 1e-6)
+    ...     return [round(longest_deflated_step(m, n, flat, unseen=p), 1) for p in shares]
+    >>> longest(768, 3072), longest(4096, 4096)
     ([2.4, 2.5, 3.7], [2.3, 2.5, 2.5])
 
     Args:
         head: the low-rank map. The rest keeps what the head misses, but one step lifts a singular value
             σ of R to 10·σ/‖R‖_op at most. ℓ = a sixth of the short side has trained as full space did
             (``docs/which.md``).
-        rest: polynomial steps for X₀, as ``NewtonSchulz(1, "flat")``, with no other options than
-            ``steps`` and ``coefficients``. ``None``: no steps, and no products beside the head's but for
-            an estimate of ‖R‖_op.
+        rest: polynomial steps for X₀, with no other options than ``steps`` and ``coefficients``.
         full: the map for matrices on which deflating would cost more than this map.
         float8: whether a single polynomial step may have products of fewer bits than all others: eight
             on GPUs with such products (:mod:`polarstep.products.float8`), and bfloat16 in place of
@@ -93,29 +82,28 @@ class Deflated(Containing):
             the precision of the other products, and so do maps in which ``head.inner`` or ``full`` has a
             ``dtype``.
 
-    ``Deflated()`` alone has a fresh sketch of rank 56 for every shape, and no steps. The map that
-    :class:`polarstep.Auto` takes has a warm sketch, a rank that goes with the shape, and one step:
+    ``Deflated()`` alone has a fresh sketch of rank 56 for every shape. The map that
+    :class:`polarstep.Auto` takes has a warm sketch, and a rank that goes with the shape:
 
     >>> from polarstep import Auto, Warm
     >>> head = LowRank(120, 8, sketch=Warm(), inner=NewtonSchulz(4, "polar-express-sketch"))
-    >>> Auto().on(768, 3072, torch.device("cuda")) == Deflated(head, NewtonSchulz(1, "flat"))
+    >>> Auto().on(768, 3072, torch.device("cuda")) == Deflated(head)
     True
     """
 
     head: LowRank = field(default_factory=_head)
-    rest: NewtonSchulz | None = None
+    rest: NewtonSchulz = field(default_factory=lambda: NewtonSchulz(1, "flat"))
     full: PolarMap = field(default_factory=lambda: NewtonSchulz(5, "polar-express"))
     float8: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.head, LowRank):
             raise TypeError(f"head={self.head!r}: expected a LowRank map, as LowRank(56)")
-        if self.rest is not None and not isinstance(self.rest, NewtonSchulz):
+        if not isinstance(self.rest, NewtonSchulz):
             raise TypeError(
-                f"rest={self.rest!r}: expected None or polynomial steps, as NewtonSchulz(1, 'flat')"
+                f"rest={self.rest!r}: expected polynomial steps, as NewtonSchulz(1, 'flat')"
             )
-        if self.rest is not None:
-            _refuse_without_effect(self.rest)
+        _refuse_without_effect(self.rest)
         if not isinstance(self.full, PolarMap) or self.full.is_random or self.full.carries:
             raise TypeError(
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
@@ -133,8 +121,7 @@ class Deflated(Containing):
     @property
     def rounds_input(self) -> bool:
         """As the maps inside do."""
-        steps = True if self.rest is None else self.rest.rounds_input
-        return self.head.rounds_input and self.full.rounds_input and steps
+        return all(part.rounds_input for part in (self.head, self.full, self.rest))
 
     @property
     def ignores_scale(self) -> bool:
@@ -143,24 +130,12 @@ class Deflated(Containing):
 
     @property
     def uses_norm(self) -> bool:
-        """True: δ comes from ‖M‖²_F − ‖B‖²_F, or is at most its root."""
+        """True: δ comes from ‖M‖²_F − ‖B‖²_F."""
         return True
-
-    @property
-    def carries(self) -> tuple[str, ...]:
-        """What the head carries, and without steps the vectors that ‖R‖_op is estimated from."""
-        return self.head.carries if self.rest is not None else (*self.head.carries, "rest")
 
     def effective_rank(self, m: int, n: int) -> int:
         """All of min(m, n): the rest is kept."""
         return min(m, n)
-
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
-        """Whether the head can continue, and without steps whether there are vectors of R's length."""
-        if not self.head.resumes(carry, m, n):
-            return False
-        shape = vectors_shape(m, n)
-        return self.rest is not None or ("rest" in carry and carry["rest"].shape[1:] == shape)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """This map, or the full-space map where deflating would cost more."""
@@ -181,17 +156,10 @@ class Deflated(Containing):
         if not has_float64(M.device) and self.ignores_scale:
             A, _ = unit_scaled(A)  # energies are in float32 there, and would leave its range
         polar, left = self.head.step(A, carry, draw)
-        T: Tensor | RowProduct | FlatProduct
-        squared: SquaredNorm | None
         assert polar.factors is not None
         squares = draw.squares if polar.M is A else None
         A = polar.M  # the head may have scaled it, and B with it
-        if self.rest is None:
-            known = replace(draw, squares=squares)
-            T, squared, vectors = self._scaled(A, polar.factors, carry.get("rest"), known, ops)
-            left = Carry(left | {"rest": vectors.to(M.dtype)})
-        else:
-            T, squared = self._lifted(A, polar.factors, self.rest, ops, squares)
+        T, squared = self._lifted(A, polar.factors, ops, squares)
         T = T if M.shape[-2] <= M.shape[-1] else T.mT
         captured = Captured(A, polar.factors, self.head.innermost) if draw.shown else None
         return Polar(M, T, squared_norm=squared, captured=captured), left
@@ -200,20 +168,19 @@ class Deflated(Containing):
         self,
         A: Tensor,
         head: Factors,
-        steps: NewtonSchulz,
         ops: Products,
         squares: Tensor | None,
     ) -> tuple[Tensor | RowProduct, SquaredNorm]:
         """p(s·X₀) and a function for ‖T‖²_F, which after several steps takes a pass over T."""
         left, factor, floor = rest_size(A.shape[-2], head.width, _precision(A, head))
         inverse = ops.inverse_rest_size(A, head.projected, left, factor, floor, squares)
-        first, *others = steps.polynomials or ((1.0, 0.0),)
+        first, *others = self.rest.polynomials
         T, of_first = ops.flat_step(
             A,
             head.as_computed,
             inverse,
             first,
-            MARGIN_OF_SCALE / tolerant_scale(steps.polynomials),
+            MARGIN_OF_SCALE / tolerant_scale(self.rest.polynomials),
             most=1.5 * head.width + left / factor**2,
             float8=self._may_round(others),
         )
@@ -222,33 +189,6 @@ class Deflated(Containing):
         assert isinstance(T, Tensor)
         T = ops.iterate(T, tuple(others))
         return T, lambda: counted_norm(Lift(T).squared_norm(), head.width)
-
-    def _scaled(
-        self, A: Tensor, head: Factors, vectors: Tensor | None, draw: Draw, ops: Products
-    ) -> tuple[FlatProduct, SquaredNorm, Tensor]:
-        """X₀ with δ ≈ ‖R‖_op, ‖X₀‖²_F, and the vectors for the next estimate of ‖R‖_op.
-
-        ‖X₀‖²_F = ‖Z‖²_F + ‖R‖²_F/δ² as QᵀR = 0. ‖Z‖²_F is below ℓ where the inner map does not lift all
-        of B. :func:`polarstep.polar.rest_norm.rest_energy` says how well ‖R‖_F is known.
-        """
-        dual = ops.dual(head.as_computed)
-        found = rest_norm(
-            A,
-            dual.Q,
-            dual.B,
-            _precision(A, head),
-            squares=draw.squares,
-            vectors=vectors,
-            finite=draw.finite,
-        )
-        T = ops.flat_product(A, dual, found.inverse)
-        left = A.shape[-2] - head.width
-
-        def squared_norm() -> Tensor:
-            of_rest = rest_energy(found, head.columns, head.projected, left)
-            return counted_norm(head.lift.squared_norm() + of_rest, head.width)
-
-        return T, squared_norm, found.vectors
 
     def _may_round(self, others: Sequence[Polynomial]) -> bool:
         """Whether a step may have fewer bits: if it is allowed, and no ``others`` follow it."""
@@ -262,8 +202,8 @@ class Deflated(Containing):
 
     def _deflated_flops(self, m: int, n: int) -> int:
         """The head with its lift, products with 16 vectors for the norm, and the steps."""
-        steps = None if self.rest is None else self.rest.flops(m, n)
-        return self.head.flops(m, n) + sum(flops.deflation_parts(m, n, steps).values())
+        parts = flops.deflation_parts(m, n, self.rest.flops(m, n))
+        return self.head.flops(m, n) + sum(parts.values())
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Head and rest, or why the shape is not deflated."""
@@ -271,8 +211,6 @@ class Deflated(Containing):
         if reason is not None:
             return f"{self.full.describe(m, n, device)}, full space: {reason}"
         head = self.head.describe(m, n, device)
-        if self.rest is None:
-            return f"Deflated: {head}; rest scaled"
         d0, d1, where = min(m, n), max(m, n), device or torch.device("cpu")
         tiles = self._may_round(self.rest.polynomials[1:]) and (
             products.of(where).step_dtype(d0, d1, torch.float32) == torch.bfloat16

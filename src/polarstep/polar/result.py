@@ -26,7 +26,6 @@ import torch
 from torch import Tensor
 
 from polarstep import products
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.head import Head
 from polarstep.products.plain import product_like
 from polarstep.products.row_product import RowProduct
@@ -165,7 +164,7 @@ class Polar:
 
     M: Tensor  # (batch, m, n), tall or wide
     # (batch, m, n), in the precision the map ended in
-    T: Tensor | RowProduct | FlatProduct | ScaledRows | None = None
+    T: Tensor | RowProduct | ScaledRows | None = None
     factors: Factors | None = None  # of wide M, or of Mᵀ where M is tall
     # Returns max(‖T‖²_F, ℓ/9) (counted_norm), where the map can compute it cheaply and effective_rank
     # may be far from ‖T‖²_F.

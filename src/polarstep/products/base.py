@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from polarstep.float64 import has_float64
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.flat_step import FlatOperations
 from polarstep.products.plain import plain_product, product_like
 from polarstep.products.row_product import RowProduct
@@ -38,8 +37,7 @@ class Products(FlatOperations):
     most_factored = 0
     # How a basis of float32 columns is made (polarstep.polar.orthonormal).
     orthonormalization = "products"
-    # The fewest rows at which a LowRank map that a user gives is worth its launches. Auto does not read
-    # this number; it estimates what a step takes.
+    # The fewest rows at which a LowRank map that a user gives is worth its launches. Auto has its own.
     sketched_from = 0
 
     # Precision and alignment.
@@ -178,7 +176,7 @@ class Products(FlatOperations):
 
     def normalized_rows(
         self,
-        T: Tensor | RowProduct | FlatProduct,
+        T: Tensor | RowProduct,
         beta2: float,
         known: Tensor | None,
         dtype: torch.dtype,

@@ -132,7 +132,7 @@ class Cpu(Products):
         chain = squarings(polynomial)
         if chain is None or A.dtype.itemsize < 4 or not _may_write(A, head.Q, head.X):
             return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
-        flat = self.flat_product(A, self.dual(head), inverse)
+        flat = self.head_plus_rest(A, self.dual(head), inverse)
         transposed = A.mT.is_contiguous() and not A.is_contiguous()
         T = torch.empty_like(A.mT).mT if transposed else torch.empty_like(A)
         m, n = A.shape[-2:]

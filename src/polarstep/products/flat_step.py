@@ -14,8 +14,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.head import Head
+from polarstep.products.head_plus_rest import HeadPlusRest
 from polarstep.products.rest_norm import RestOperations
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial
@@ -39,7 +39,7 @@ class FlatOperations(RestOperations, ABC):
     def apply(self, W: Tensor, X: Tensor, dtype: torch.dtype) -> Tensor:
         """``WX`` in ``dtype`` and in the memory layout of ``X``."""
 
-    def flat_product(self, A: Tensor, dual: Head, inverse: Tensor) -> FlatProduct:
+    def head_plus_rest(self, A: Tensor, dual: Head, inverse: Tensor) -> HeadPlusRest:
         """``X₀ = A/δ + D(Z' − B/δ)`` for ``inverse`` = 1/δ, not multiplied out.
 
         ``dual`` is what :meth:`dual` has made of a head.
@@ -47,11 +47,11 @@ class FlatOperations(RestOperations, ABC):
         assert dual.W is not None
         inverse = inverse.to(dual.X.dtype)
         R = dual.W @ dual.X - dual.B.to(dual.X.dtype) * inverse
-        return FlatProduct(A, inverse.reshape(-1), dual.Q, R)
+        return HeadPlusRest(A, inverse.reshape(-1), dual.Q, R)
 
     def flattened(self, A: Tensor, head: Head, inverse: Tensor) -> Tensor:
         """X₀ in the memory layout of ``A``."""
-        return self.flat_product(A, self.dual(head), inverse).multiplied_out()
+        return self.head_plus_rest(A, self.dual(head), inverse).multiplied_out()
 
     def scale_to_one(self, G: Tensor, margin: float) -> Tensor:
         """s = 1/(margin·√λ) for an estimate λ of ‖G‖_op, G = XXᵀ: ‖sX‖_op ≈ 1/margin, or a little more.

@@ -28,7 +28,7 @@ from polarstep.kernels.descriptors import describable
 from polarstep.kernels.flat_step_norms import lifted_norm, scale_to_one
 from polarstep.kernels.float8 import flattened
 from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
-from polarstep.products.flat_product import FlatProduct
+from polarstep.products.head_plus_rest import HeadPlusRest
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
 from polarstep.torch_compile import constant
@@ -84,7 +84,7 @@ def units(polynomial: Polynomial) -> tuple[float, ...]:
 
 
 def flat_step(
-    flat: FlatProduct, polynomial: Polynomial, margin: float, most: float
+    flat: HeadPlusRest, polynomial: Polynomial, margin: float, most: float
 ) -> tuple[RowProduct, Callable[[], Tensor]]:
     """T = s·P(s²G)·X₀ for the X₀ of ``flat``, not multiplied out, and ‖T‖²_F.
 

@@ -5,26 +5,13 @@ And how many products with them an estimate takes.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
-__all__ = ["SIGNS", "first_vectors", "norm_products", "signs", "start_vectors"]
+__all__ = ["SIGNS", "norm_products", "signs", "start_vectors"]
 
-# The columns of signs() and start_vectors(), and of the vectors that estimate ‖R‖_op: the least that a
-# GPU multiplies at full rate.
+# The columns of signs() and start_vectors(): the least that a GPU multiplies at full rate.
 SIGNS = 16
-
-
-def first_vectors(m: int, n: int, device: torch.device) -> Tensor:
-    """(1, b, n) vectors to start an estimate of ‖R‖_op from, the same at every call; b = min(m, 16).
-
-    Entries are without a pattern, between −√(3/n) and √(3/n), so that vectors have a length near one.
-    They are added to the carried vectors at every step.
-    """
-    block = start_vectors(n, device) * math.sqrt(3 / n)
-    return block[..., : min(m, SIGNS)].mT
 
 
 def start_vectors(rows: int, device: torch.device) -> Tensor:

@@ -21,17 +21,15 @@ from polarstep.kernels.float8 import product_and_squares
 from polarstep.kernels.normalize import normalized as normalized_by_kernel
 from polarstep.kernels.polynomial import product_times
 from polarstep.kernels.product import halving_pays, product
-from polarstep.kernels.rest_norm import rest_norm
 from polarstep.kernels.rest_size import inverse_rest_size
 from polarstep.kernels.rows import row_numbers, row_squares
 from polarstep.products import float8 as eight_bits
 from polarstep.products.base import Products
 from polarstep.products.cpu import Cpu
 from polarstep.products.cuda import Cuda
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.head import Head
+from polarstep.products.head_plus_rest import HeadPlusRest
 from polarstep.products.plain import product_like
-from polarstep.products.rest_norm import RestNorm, RestRules
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
 from polarstep.products.sizes import shrink_of
@@ -86,7 +84,7 @@ class _Kernels(Products):
 
     def normalized_rows(
         self,
-        T: Tensor | RowProduct | FlatProduct,
+        T: Tensor | RowProduct,
         beta2: float,
         known: Tensor | None,
         dtype: torch.dtype,
@@ -167,34 +165,16 @@ class _Kernels(Products):
             W = product(E, head.W, alpha=-1, D=head.W, out_dtype=half)  # W − EW
         return Head(D, head.B, head.X, W)
 
-    def rest_norm(
-        self,
-        A: Tensor,
-        D: Tensor,
-        B: Tensor,
-        rules: RestRules,
-        *,
-        squares: Tensor | None = None,
-        vectors: Tensor | None = None,
-        finite: Tensor | None = None,
-    ) -> RestNorm:
-        """Five launches, and a sixth without ``squares``."""
-        if A.dtype == torch.float64:
-            return super().rest_norm(
-                A, D, B, rules, squares=squares, vectors=vectors, finite=finite
-            )
-        return rest_norm(A, D, B, rules, squares, vectors, finite)
-
-    def flat_product(self, A: Tensor, dual: Head, inverse: Tensor) -> FlatProduct:
+    def head_plus_rest(self, A: Tensor, dual: Head, inverse: Tensor) -> HeadPlusRest:
         """One launch."""
         if A.dtype.itemsize != 2:
-            return super().flat_product(A, dual, inverse)
+            return super().head_plus_rest(A, dual, inverse)
         assert dual.W is not None
         at, half = inverse.reshape(-1), _in_halves(A.dtype)
         R = product(
             dual.W, dual.X, D=dual.B, beta=-1, scale=at, powers=(0, 1, 0), out_dtype=half
         )  # W'X − B/δ
-        return FlatProduct(A, at, dual.Q, R)
+        return HeadPlusRest(A, at, dual.Q, R)
 
     def flat_step(
         self,
@@ -210,7 +190,7 @@ class _Kernels(Products):
         """In eight bits if ``float8`` allows it and the matrices suit."""
         if not (float8 and eight_bits.suits(A, polynomial)):
             return super().flat_step(A, head, inverse, polynomial, margin, most=most, float8=float8)
-        flat = self.flat_product(A, self.dual(head), inverse)
+        flat = self.head_plus_rest(A, self.dual(head), inverse)
         return eight_bits.flat_step(flat, polynomial, margin, most)
 
     def scaled_polynomial(self, G: Tensor, polynomial: Polynomial, scale: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ fails and which values satisfy it.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -55,29 +56,41 @@ def is_whole(value: Any) -> bool:
 
 def tail_index(alpha: float) -> float:
     """α ∈ (1, 2], the order of the moment in the assumption on the noise."""
-    if not is_scalar(alpha) or not 1 < alpha <= 2:
-        raise ValueError(
-            f"alpha={alpha!r}: the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; "
-            "take 2 for bounded variance, or an estimate from polarstep.theory.tail_index"
-        )
-    return float(alpha)
+    expected = (
+        "the assumption on the noise (a bounded α-th moment) needs 1 < α ≤ 2; take 2 for bounded "
+        "variance, or an estimate from polarstep.theory.tail_index"
+    )
+    return _number("alpha", alpha, lambda a: 1 < a <= 2, expected)
+
+
+def momentum(beta: float) -> float:
+    """β ∈ (0, 1)."""
+    expected = "the theorems hold for 0 < β < 1; the schedule for K=10,000 and α=2 gives 0.99"
+    return _number("beta", beta, lambda b: 0 < b < 1, expected)
+
+
+def share(name: str, value: float, expected: str) -> float:
+    """A probability or a share strictly between 0 and 1."""
+    return _number(name, value, lambda x: 0 < x < 1, f"expected {expected}")
+
+
+def nonnegative(name: str, value: float) -> float:
+    """A norm, a gap or another finite number ≥ 0."""
+    return _number(name, value, lambda x: 0 <= x < math.inf, "expected a finite number ≥ 0")
+
+
+def positive(name: str, value: float) -> float:
+    """A step size, a scale or another finite number > 0."""
+    return _number(name, value, lambda x: 0 < x < math.inf, "expected a finite number > 0")
 
 
 def horizon(K: int) -> int:
     """K ≥ 2 steps."""
-    if not is_whole(K) or K < 2:
-        raise ValueError(
-            f"K={K!r}: the schedules need a horizon of K ≥ 2 whole steps (at K = 1 they give η = 1 "
-            "and β = 0); give the number of optimizer steps of the run"
-        )
-    return int(K)
-
-
-def whole(name: str, value: Any, least: int, expected: str) -> int:
-    """A whole number ≥ ``least``, as a count of steps or a side of a matrix."""
-    if not is_whole(value) or value < least:
-        raise ValueError(f"{name}={value!r}: expected {expected}")
-    return int(value)
+    expected = (
+        "the schedules need a horizon of K ≥ 2 whole steps (at K = 1 they give η = 1 and β = 0); give "
+        "the number of optimizer steps of the run"
+    )
+    return _integer("K", K, 2, expected)
 
 
 def at_least_one_step(K: int) -> int:
@@ -90,35 +103,21 @@ def at_least_one_sample(B: int) -> int:
     return whole("B", B, 1, "a whole number of samples in a mini-batch, at least 1")
 
 
-def share(name: str, value: float, expected: str) -> float:
-    """A probability or a share strictly between 0 and 1."""
-    if not is_scalar(value) or not 0 < value < 1:
-        raise ValueError(f"{name}={value!r}: expected {expected}")
+def whole(name: str, value: Any, least: int, expected: str) -> int:
+    """A whole number ≥ ``least``, as a count of steps or a side of a matrix."""
+    return _integer(name, value, least, f"expected {expected}")
+
+
+def _number(name: str, value: Any, fits: Callable[[float], bool], expected: str) -> float:
+    if not is_scalar(value) or not fits(value):
+        raise ValueError(f"{name}={value!r}: {expected}")
     return float(value)
 
 
-def momentum(beta: float) -> float:
-    """β ∈ (0, 1)."""
-    if not is_scalar(beta) or not 0 < beta < 1:
-        raise ValueError(
-            f"beta={beta!r}: the theorems hold for 0 < β < 1; the schedule for K=10,000 and α=2 "
-            "gives 0.99"
-        )
-    return float(beta)
-
-
-def nonnegative(name: str, value: float) -> float:
-    """A norm, a gap or another finite number ≥ 0."""
-    if not is_scalar(value) or not (value >= 0 and math.isfinite(value)):
-        raise ValueError(f"{name}={value!r}: expected a finite number ≥ 0")
-    return float(value)
-
-
-def positive(name: str, value: float) -> float:
-    """A step size, a scale or another finite number > 0."""
-    if not is_scalar(value) or not (value > 0 and math.isfinite(value)):
-        raise ValueError(f"{name}={value!r}: expected a finite number > 0")
-    return float(value)
+def _integer(name: str, value: Any, least: int, expected: str) -> int:
+    if not is_whole(value) or value < least:
+        raise ValueError(f"{name}={value!r}: {expected}")
+    return int(value)
 
 
 def positive_each(name: str, value: Tensor | float, sigma: Tensor, expected: str) -> Tensor:

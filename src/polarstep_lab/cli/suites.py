@@ -45,11 +45,11 @@ __all__ = ["ablate", "compare"]
 def compare(
     recipe: RecipeArgument,
     methods: Annotated[
-        str,
+        list[str] | None,
         typer.Option(
             "--methods", "-m", "--method", help="all (of Table 2), ours, or some: adamw,muon,auto."
         ),
-    ] = "all",
+    ] = None,
     seeds: SeedsOption = "1",
     settings: SetOption = None,
     out: Annotated[
@@ -72,7 +72,8 @@ def compare(
         refuse_launcher("compare")
         folder = out or Path("runs") / f"{Path(recipe).stem}-compare"
         overrides = overrides_of(settings, device, monitor, noise)
-        runs = comparison_runs(recipe, find_methods(methods), seeds_of(seeds), overrides, folder)
+        chosen = find_methods(",".join(methods or ["all"]))
+        runs = comparison_runs(recipe, chosen, seeds_of(seeds), overrides, folder)
         _run_suite(runs, folder, on, workers, force, tensorboard)
 
 

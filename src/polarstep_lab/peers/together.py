@@ -98,7 +98,7 @@ def beside_adamw(peer: Peer, ours: ps.Muon, settings: OptimizerConfig) -> Togeth
                 {
                     "params": group["params"],
                     "param_names": group["param_names"],
-                    "lr": group["lr"] or settings.lr,
+                    "lr": group["lr"] * group["lr_factor"] or settings.lr,
                     "betas": group["betas"],
                     "eps": group["eps"],
                     "weight_decay": group["weight_decay"],

@@ -172,7 +172,8 @@ def nanogpt(method: Method) -> RunConfig:
     routing"). Its SGD rate of 1e-4 belongs to a loss summed over the 16,384 tokens of one of eight
     parts of the first stage's batch, as modded-nanogpt sums it; for the mean that is 1e-4 · 16,384.
     Stages, cool-down and momentum warm-up are those of the modded-nanogpt configuration it builds
-    on; the first stage sees sequences of 896 tokens, as many as make up its number of tokens.
+    on. The batches have eight equal parts, one for each of the authors' GPUs: in the first stage 18
+    sequences of 896 tokens, which is as many as fit into 16,384.
     """
     lr, momentum = {
         "adamw": (0.0018, 0.9),
@@ -199,7 +200,7 @@ def nanogpt(method: Method) -> RunConfig:
             train=("data/fineweb10B/fineweb_train_*.bin",),
             val=("data/fineweb10B/fineweb_val_*.bin",),
             stages=(
-                Stage(steps=third, sequences=146, sequence_length=896, lr=1.0),
+                Stage(steps=third, sequences=18 * 8, sequence_length=896, lr=1.0),
                 Stage(steps=third, sequences=16 * 8, sequence_length=2048, lr=1.52),
                 Stage(steps=1490 - 2 * third, sequences=24 * 8, sequence_length=2048, lr=1.73),
             ),

@@ -43,7 +43,6 @@ WHITENING_BIAS = "whitening.bias"
 SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
 # FLOPs per entry of normalized rows: mean square, division, norms before and after, rescaling.
 ROWS = 2 + 1 + 2 + 2 + 1
-RESTS = {"scaled": None, "lifted": ps.NewtonSchulz(1, "flat")}
 
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
@@ -52,6 +51,11 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         raise ValueError(
             f"optimizer.polar.keep={config.keep}: expected 1; only runs of earlier versions worked in a "
             "basis for several steps"
+        )
+    if config.rest == "scaled":
+        raise ValueError(
+            "optimizer.polar.rest=scaled: expected dropped or lifted; only runs of earlier versions "
+            "scaled the rest and did not lift it"
         )
     if config.auto is not None:
         return ps.Auto(config.auto)
@@ -80,7 +84,7 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
     )
     if config.rest == "dropped":
         return head
-    return ps.Deflated(head, RESTS[config.rest], full=inner, float8=config.float8)
+    return ps.Deflated(head, ps.NewtonSchulz(1, "flat"), full=inner, float8=config.float8)
 
 
 @dataclass(frozen=True)

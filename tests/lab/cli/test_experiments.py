@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -117,6 +118,32 @@ def test_compare_makes_all_methods_and_seeds_and_resumes():
         "compare", "nanogpt-toy", "-m", "adamw", *few, "--set", "optimizer.lr=1", status=1
     )
     assert "holds a run with other settings" in said(other)
+
+
+def test_methods_may_be_given_one_by_one():
+    few = [*SMALL, "--set", 'data.stages=[{"steps": 1, "sequences": 2, "sequence_length": 32}]']
+    polarstep(
+        "compare", "nanogpt-toy", "--methods", "adamw", "--method", "muon", *few, "--out", "a"
+    )
+    assert {RunRecord.load(run).identity.method for run in find_runs(["a"])} == {
+        "AdamW",
+        "Muon (Nesterov)",
+    }
+
+
+def test_the_advice_of_a_disk_that_was_full_at_the_start_is_right(monkeypatch):
+    words = ["run", "nanogpt-toy", "-m", "adamw", *SMALL, "--out", "r"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", no_room)
+        outcome = polarstep(*words, status=1)
+    assert "no space left to write r/" in said(outcome)
+    assert "run the same command again; where a run has begun, " in said(outcome)
+    assert not Path("r/config.json").exists()
+    polarstep(*words)
+
+
+def no_room(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.usefixtures("forked_workers")

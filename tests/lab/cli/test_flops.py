@@ -29,7 +29,6 @@ def test_json_is_one_object_of_unrounded_gflops_by_the_names_of_the_table(name):
         "Muon (Nesterov)",
         "Rand Muon (Nes.-Gaussian)",
         "Rand Muon (Nes.-Kaczmarz)",
-        "Deflated Muon (rest scaled)",
         "Deflated Muon (one flat step)",
         "Auto Muon, on a GPU",
     ]

@@ -250,6 +250,23 @@ def test_download_checks_the_sum_and_unpacks(tmp_path, monkeypatch):
     assert len(load_cifar10(target).train_labels) == 200
 
 
+@pytest.mark.parametrize("name", ["../outside", "cifar-10-batches-bin/link"])
+def test_an_archive_cannot_write_outside_the_folder(name, tmp_path, monkeypatch):
+    """Not even one that has the right sum, as a mirror might announce its own."""
+    target = tmp_path / "data"
+    target.mkdir()
+    archive = target / "cifar-10-binary.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        member = tarfile.TarInfo(name)
+        if name.endswith("link"):
+            member.type, member.linkname = tarfile.SYMTYPE, "../../outside"
+        packed.addfile(member)
+    monkeypatch.setattr(cifar10, "MD5", hashlib.md5(archive.read_bytes()).hexdigest())
+    with pytest.raises(tarfile.FilterError):
+        download_cifar10(target)
+    assert sorted(tmp_path.rglob("*")) == [target, archive]
+
+
 def test_the_download_command(tmp_path, monkeypatch):
     source = fake_cifar10(tmp_path / "source")
     served = tmp_path / "served"

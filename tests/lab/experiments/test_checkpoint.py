@@ -155,6 +155,14 @@ def test_a_checkpoint_from_before_a_setting_existed_loads(whole, tmp_path):
     assert_same_run(whole, tmp_path / "run")
 
 
+def test_the_checkpoint_of_another_config_is_refused(tmp_path):
+    """As after copying checkpoint.pt from the directory of another run."""
+    path = interrupted(tmp_path / "run")
+    rewrite(path, lambda old: old | {"config": old["config"] | {"seed": 7}})
+    with pytest.raises(StorageError, match=r"belongs to a run with another config \(seed differ\)"):
+        resume(tmp_path / "run")
+
+
 def test_a_finished_run_keeps_one_checkpoint(whole, tmp_path):
     assert (whole / record.CHECKPOINT).exists()
     assert not (whole / record.PREVIOUS_CHECKPOINT).exists()

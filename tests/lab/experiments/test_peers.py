@@ -55,7 +55,7 @@ def test_a_peer_has_the_matrices_and_adamw_the_rest(name):
     assert type(hidden) is load(find_peer(name))
     assert type(adamw) is torch.optim.AdamW
     if config.rule.algorithm == "muon":
-        assert [g["lr"] for g in others] == [g["lr"] for g in rest]
+        assert [g["lr"] for g in others] == [g["lr"] * g["lr_factor"] for g in rest]
         assert [g["betas"] for g in others] == [g["betas"] for g in rest]
 
 

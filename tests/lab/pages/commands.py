@@ -38,7 +38,8 @@ def planned(command):
         return [plan_run(recipe, method, seed, overrides, out and Path(out), axis)]
     seeds = seeds_of(last("1", "--seeds"))
     if kind == "compare":
-        methods = find_methods(last("all", "--methods", "--method", "-m"))
+        given = [m for name in ("--methods", "--method", "-m") for m in options.get(name, [])]
+        methods = find_methods(",".join(given or ["all"]))
         folder = Path(out or f"runs/{recipe}-compare")
         return comparison_runs(recipe, methods, seeds, overrides, folder)
     axis = rest[0]

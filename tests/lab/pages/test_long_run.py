@@ -14,7 +14,6 @@ import torch
 from tests.lab.experiments.synthetic import write_run
 
 from polarstep.polar import auto
-from polarstep.polar.cost import DEVICES
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack
@@ -344,7 +343,7 @@ def test_the_archived_long_runs_are_those_that_the_program_plans(module):
 def test_auto_takes_the_deflated_map_of_the_long_run_for_its_matrices(module, monkeypatch):
     """So that the runs of ``deflated-120`` say what ``auto`` reaches on an H200."""
     study = importlib.import_module("long_run")
-    monkeypatch.setattr(auto, "figures_of", lambda device: DEVICES["H200"])
+    monkeypatch.setattr(auto, "_kind_of", lambda device: "H200")
     monkeypatch.setattr(auto, "_CHOICES", {})
     (row,) = study.find_rows("deflated-120")
     config = study.whole_run(row, 1, 0.018).config

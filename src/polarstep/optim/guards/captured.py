@@ -13,9 +13,10 @@ from torch import Tensor
 
 from polarstep.distributed.unstarted import has_ranks
 from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.optim.groups import Group
 from polarstep.optim.stepping.collect import State, Work, members_of
 
-__all__ = ["check_draws", "check_started", "refuse_shared"]
+__all__ = ["check_draws", "check_started", "refuse_measuring", "refuse_shared"]
 
 
 def refuse_shared() -> NoReturn:
@@ -23,6 +24,15 @@ def refuse_shared() -> NoReturn:
     raise RuntimeError(
         "a step that ranks share is being captured in a CUDA graph: expected it outside, as the "
         "ranks must agree at every step on which gradients are there; capture forward and backward alone"
+    )
+
+
+def refuse_measuring(groups: list[Group]) -> NoReturn:
+    """Raise for ``groups`` whose rate is still to be measured, which reads their entries."""
+    raise RuntimeError(
+        f"the rate of group {groups[0]['name']!r} is not measured yet, and a step is being captured in "
+        "a CUDA graph: expected a step with lr above zero before the capture, on a side stream, as "
+        "torch's notes on CUDA graphs do"
     )
 
 

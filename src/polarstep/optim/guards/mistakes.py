@@ -8,28 +8,30 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from polarstep.callers_level import callers_level
-from polarstep.optim.groups import ELEMENTWISE, Group, named_params
+from polarstep.optim.groups import LR_SCALE, Group, named_params
 from polarstep.optim.routing.following import Places
 from polarstep.optim.stepping.collect import State, Work
 
 __all__ = ["MistakeWarnings"]
+
+# A learning rate is judged by its highest value in so many steps.
+LOOKED_AT = 100
+# Nothing is known to train well at a lower rate; AdamW's rates, as 3e-4 and 6e-4, are below it.
+LOWEST = 1e-3
 
 
 class MistakeWarnings:
     """The warnings that an optimizer has given, and what it must know to notice a mistake."""
 
     def __init__(self) -> None:
-        self._made_with: dict[str, float] = {}  # the learning rate of each group when it was added
         self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
         self._rested: list[tuple[str, Tensor]] = []  # frozen, with a state from a checkpoint
-        self._no_gradient = self._replaced = self._new = self._one_rate = False
-        self._were_apart = False  # whether a step has found two rates that were made different
-        self._together: float | None = None  # the first rate, not zero, that two such groups shared
+        self._no_gradient = self._replaced = self._new = False
+        self._steps = 0  # those whose rates have been looked at
+        self._highest = 0.0  # the highest of Muon's rates in them
 
     def added(self, group: Group) -> None:
-        """Note the learning rate of a group that was added; none of its parameters is left out now."""
-        if not isinstance(group["lr"], Tensor):
-            self._made_with[group["name"]] = group["lr"]
+        """Note that none of the parameters of ``group`` is left out now."""
         for p in group["params"]:
             self._frozen.pop(id(p), None)
 
@@ -40,9 +42,9 @@ class MistakeWarnings:
     def loaded(self, groups: Iterable[Group], state: State) -> None:
         """Note the frozen parameters that have a state in the checkpoint just loaded.
 
-        Its rates may be the end of a schedule that brings all groups down to one small rate.
+        Its rates may be the end of a schedule, so they are not looked at.
         """
-        self._were_apart = True
+        self._steps = LOOKED_AT
         self._rested = [
             (name, p)
             for group in groups
@@ -67,8 +69,32 @@ class MistakeWarnings:
             self._tell_of_the_rested()
         if self._frozen:
             self._tell_of_the_unfrozen(groups)
-        if not self._one_rate:
-            self._tell_of_one_rate(groups)
+        if self._steps < LOOKED_AT:
+            self._look_at_rates(groups)
+
+    def _look_at_rates(self, groups: Sequence[Group]) -> None:
+        """Warn, after :data:`LOOKED_AT` steps, if Muon's rate was too low for anything in all of them.
+
+        A warm-up may begin low, so the peak counts that torch's schedulers write to a group. A rate in a
+        tensor is not read, as that would wait for the device. With ``lr_scale="rms"``, a function, or
+        ``"none"``, which the theorems have, other rates are usual.
+        """
+        self._steps += 1
+        for group in groups:
+            if group["algorithm"] == "muon" and group[LR_SCALE] in ("spectral", "fan-ratio"):
+                rates = [group.get(key, 0.0) for key in ("lr", "initial_lr", "max_lr")]
+                if any(isinstance(rate, Tensor) for rate in rates):
+                    self._steps = LOOKED_AT
+                    return
+                self._highest = max(self._highest, *rates)
+        if self._steps == LOOKED_AT and 0 < self._highest < LOWEST:
+            warnings.warn(
+                f"Muon's learning rate was at most {self._highest:g} in the first {LOOKED_AT} steps, "
+                "and the matrices hardly move: expected 0.005 to 0.05 for training and 0.001 to 0.005 "
+                "for fine-tuning. Rates of AdamW, as 3e-4, are not Muon's: try lr=0.02, which also sets "
+                "the rates of everything else. If this is a long warm-up, all is well",
+                stacklevel=callers_level(),
+            )
 
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
@@ -148,51 +174,6 @@ class MistakeWarnings:
             'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
             stacklevel=callers_level(),
         )
-
-    def _tell_of_one_rate(self, groups: Sequence[Group]) -> None:
-        """Warn if another rule has Muon's learning rate, and was made with another one.
-
-        A loop that writes the same ``group["lr"]`` to all groups leads to this, as does ``OneCycleLR``
-        with one number. Where that number is small, Muon hardly moves. A schedule may begin or end at
-        one small rate for all groups, so a rate below the one that the rule was made with is told of
-        only if the two were never apart, and if the rate has changed since. A rate in a tensor is not
-        read, as that would wait for the device.
-        """
-        known = [
-            (group, self._made_with[group["name"]])
-            for group in groups
-            if group.get("name") in self._made_with and not isinstance(group["lr"], Tensor)
-        ]
-        muon = [(group, made) for group, made in known if group["algorithm"] == "muon"]
-        pairs = [
-            (other, made_too, group, made)
-            for group, made in known
-            if group["algorithm"] != "muon"
-            for other, made_too in muon
-            if made_too != made
-        ]
-        self._were_apart |= any(other["lr"] != group["lr"] for other, _, group, _ in pairs)
-        for other, made_too, group, made in pairs:
-            lr = group["lr"]
-            if lr != other["lr"] or lr == 0:
-                continue
-            if self._together is None:
-                self._together = lr
-            if lr > made or (not self._were_apart and (lr == made or lr != self._together)):
-                self._one_rate = True
-                _warn_of_one_rate(other, made_too, group, made)
-                return
-
-
-def _warn_of_one_rate(muon: Group, made: float, other: Group, other_made: float) -> None:
-    rule = ELEMENTWISE[other["algorithm"]].__name__
-    warnings.warn(
-        f"the groups {muon['name']!r} (Muon) and {other['name']!r} ({rule}) both have "
-        f"lr={muon['lr']:g} now; they were made with {made:g} and {other_made:g}. Expected a schedule "
-        "that multiplies each group's own rate by a factor, as LambdaLR does; OneCycleLR takes a list "
-        "with a rate for each group. If one rate for all is meant, make the optimizer with it",
-        stacklevel=callers_level(),
-    )
 
 
 def _have(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 :mod:`polarstep.optim.routing.roles` finds the role of each parameter, and
 :mod:`polarstep.optim.routing.overrides` the caller's exceptions. :class:`Choices` turns both and the
-arguments into as few parameter groups as possible: for the whole model when the optimizer is made, and
+arguments into few parameter groups: for the whole model when the optimizer is made, and
 for parameters that are added to it later.
 """
 
@@ -16,12 +16,13 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polarstep.matrix import Layout
-from polarstep.optim.elementwise_rule import Elementwise, group_of
+from polarstep.optim.elementwise_rule import Elementwise
 from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Group
+from polarstep.optim.options import check_lr
+from polarstep.optim.rates import beside, in_proportion, usual_factor
 from polarstep.optim.routing.adapters import find_adapter
 from polarstep.optim.routing.anatomy import Anatomy, Site, dissect
-from polarstep.optim.routing.entry_size import hardly_moved
 from polarstep.optim.routing.overrides import (
     Matcher,
     Parts,
@@ -34,7 +35,10 @@ from polarstep.optim.routing.overrides import (
 from polarstep.optim.routing.roles import ROLES, Form, Role, find_role, form_of
 from polarstep.optim.scaling import LrScale
 
-__all__ = ["Choices", "Routed", "check_shaped", "grouped"]
+__all__ = ["Choices", "Routed", "check_shaped"]
+
+# Roles whose parameters differ in size: where the rate is measured, each is a group by itself.
+OF_THEIR_OWN = ("embedding", "head")
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,13 +52,13 @@ class Routed:
     why: str
     options: Group = field(default_factory=dict)  # Muon's, for this role
     cut: str | None = None  # the entry of the argument splits that is about this parameter
-    note: str = ""  # what the routes add to why
 
 
 @dataclass(frozen=True, eq=False)
 class Choices:
     """The arguments of :func:`polarstep.muon_for` that decide which rule a parameter gets."""
 
+    lr: float | Tensor
     others: Elementwise
     by_role: Mapping[str, Elementwise | None]
     splits: Mapping[str, Parts]
@@ -78,7 +82,7 @@ class Choices:
         check_unflattened(model)
         anatomy = dissect(model)
         sites = [site for site in anatomy.sites if id(site.parameter) in asked]
-        return grouped(self._routed(anatomy, sites, later=True))
+        return self.grouped(self._routed(anatomy, sites, later=True))
 
     def _routed(self, anatomy: Anatomy, sites: Sequence[Site], *, later: bool) -> list[Routed]:
         chosen = apply_rules(self.rules, sites, later=later)
@@ -108,30 +112,40 @@ class Choices:
                 options = {"lr_scale": "none", "lr_factor": factor}
                 if adapter.transposed and site not in forms and site not in cuts:
                     options["layout"] = "transposed"
-            note = ""
-            if found.role == "embedding" and isinstance(target, Elementwise):
-                note = hardly_moved(site.parameter, target)
-            everything.append(Routed(site, found.role, form, target, why, options, cut, note))
+            everything.append(Routed(site, found.role, form, target, why, options, cut))
         return everything
 
-
-def grouped(routed: Sequence[Routed]) -> list[Group]:
-    """Groups of parameters that share role and options: Muon's first, roles in their usual order."""
-    groups: dict[tuple[Any, ...], Group] = {}
-    for r in routed:
-        if r.target is None:
-            continue
-        if isinstance(r.target, Elementwise):
-            options = group_of(r.target)
-        else:
-            own = {} if r.target == "muon" else dict(r.target)
-            options = {"algorithm": "muon", "layout": r.form.layout, **r.form.cut.options}
-            options |= r.options | own
-        key = (r.role, *((name, _hashable(value)) for name, value in sorted(options.items())))
-        group = groups.setdefault(key, options | {"role": r.role, "params": [], "reasons": []})
-        group["params"].append((r.site.name, r.site.parameter))
-        group["reasons"].append(r.why + r.note)
-    return sorted(groups.values(), key=lambda g: (g["algorithm"] != "muon", ROLES.index(g["role"])))
+    def grouped(self, routed: Sequence[Routed]) -> list[Group]:
+        """Groups of parameters that share role and options: Muon's first, roles in their usual order."""
+        groups: dict[tuple[Any, ...], Group] = {}
+        for r in routed:
+            if r.target is None:
+                continue
+            alike: tuple[Any, ...] = ()
+            if isinstance(r.target, Elementwise):
+                has_size = r.role != "vector" and r.site.parameter.ndim > 1
+                usual = usual_factor(self.lr_scale, has_size=has_size)
+                options = beside(r.target, self.lr, usual)
+                if options["lr_factor"] is None:
+                    alike = (r.site.name,) if r.role in OF_THEIR_OWN else r.site.parameter.shape
+            else:
+                own = {} if r.target == "muon" else dict(r.target)
+                options = {"algorithm": "muon", "layout": r.form.layout, **r.form.cut.options}
+                options |= r.options | own
+                if own.get("lr") is not None:
+                    check_lr(own["lr"])
+                    options = in_proportion(options, self.lr, f"a rule with lr={own['lr']}")
+            key = (
+                r.role,
+                alike,
+                *((name, _hashable(each)) for name, each in sorted(options.items())),
+            )
+            group = groups.setdefault(key, options | {"role": r.role, "params": [], "reasons": []})
+            group["params"].append((r.site.name, r.site.parameter))
+            group["reasons"].append(r.why)
+        return sorted(
+            groups.values(), key=lambda g: (g["algorithm"] != "muon", ROLES.index(g["role"]))
+        )
 
 
 def check_shaped(model: nn.Module, then: str) -> None:

@@ -24,8 +24,9 @@ from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Nonfinite, Rounding
 from polarstep.optim.misnamed import check_arguments, with_known_names
 from polarstep.optim.muon import Muon
+from polarstep.optim.options import check_lr
 from polarstep.optim.routing.anatomy import Site, dissect
-from polarstep.optim.routing.choices import Choices, Routed, check_shaped, grouped
+from polarstep.optim.routing.choices import Choices, Routed, check_shaped
 from polarstep.optim.routing.following import Places
 from polarstep.optim.routing.known_model import KnownModel
 from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
@@ -97,22 +98,27 @@ def muon_for(
     Embeddings and output heads are found by the type of the layer, by weight tying and by position.
     Convolutions (also grouped), attention, recurrent gates and stacked experts are read as the
     matrices they consist of. ``print(optimizer.routes)`` shows how each parameter is updated and why.
-    Every group has a ``"role"``, by which learning rates can be changed later.
+    Every group has a ``"role"``, by which its ``"lr_factor"`` can be changed later.
 
     Without a model, ``muon_for(**options)`` returns a function that takes the model and builds the
     optimizer, for trainers that make the optimizer themselves.
 
     Args:
         model: any module. A module inside ``torch.compile`` or DDP gives the same groups and names.
-        lr: Muon's learning rate. This and the next six arguments are :class:`polarstep.Muon`'s.
-        momentum: Muon's β.
+        lr: the learning rate of all groups. Each role has a factor beside it, the group's
+            ``lr_factor`` (:mod:`polarstep.optim.rates`): 1 for Muon; 7.5 times the size of the entries
+            (their root mean square at the first step) for AdamW on embeddings, heads and routers; 0.15
+            for vectors.
+        momentum: Muon's β. This and the next five arguments are :class:`polarstep.Muon`'s.
         nesterov: Nesterov or Polyak momentum in Muon.
         polar: Muon's polar map, or ``"auto"`` for :class:`polarstep.Auto`.
-        weight_decay: Muon's weight decay; ``others`` has its own.
+        weight_decay: Muon's weight decay; ``others`` has its own. In every group a step takes
+            ``lr · weight_decay`` of each entry.
         lr_scale: how Muon's learning rate depends on the shape of a matrix.
         transform: a change of T before it is applied.
         others: the rule for all parameters that are not Muon's: ``AdamW(...)``, ``SGD(...)`` or another
-            :class:`polarstep.Elementwise`.
+            :class:`polarstep.Elementwise`. A rule with a rate of its own, as ``AdamW(lr=1e-3)``, begins
+            at that rate, which stays in proportion to ``lr``.
         embeddings: instead of ``others``, for embeddings and the heads tied to them.
         heads: instead of ``others``, for output heads.
         routers: instead of ``others``, for the layers that choose experts.
@@ -148,20 +154,20 @@ def muon_for(
             parameter is not initialized yet.
 
     >>> from polarstep import Exact
-    >>> layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
+    >>> layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
     >>> optimizer = muon_for(nn.Sequential(*layers), 0.02, polar=Exact(), heads=AdamW(lr=1e-3))
     >>> print(optimizer.routes)
-    parameter        as matrices  algorithm         polar map         why
-    {0,2}.weight ×2  32×32        Muon, lr 0.02     Exact(rtol=None)  hidden: Linear
-    4.weight         3×32         AdamW, lr 0.001   –                 head: the model's last layer
-    {0,2}.bias ×2    32           AdamW, lr 0.0003  –                 vector: bias of Linear
-    4.bias           3            AdamW, lr 0.0003  –                 vector: bias of Linear
+    parameter  as matrices  algorithm                 polar map         why
+    0.weight   32×32        Muon, lr 0.02             Exact(rtol=None)  hidden: Linear
+    2.weight   3×32         AdamW, 0.001 = lr × 0.05  –                 head: the model's last layer
+    0.bias     32           AdamW, 0.003 = lr × 0.15  –                 vector: bias of Linear
+    2.bias     3            AdamW, 0.003 = lr × 0.15  –                 vector: bias of Linear
     <BLANKLINE>
-    Muon   2,048 parameters  in 2 tensors  92.6%
-    AdamW    163 parameters  in 4 tensors   7.4%
+    Muon   1,024 parameters  in 1 tensor   88.7%
+    AdamW    131 parameters  in 3 tensors  11.3%
     >>> for group in optimizer.param_groups:
     ...     if group["role"] == "head":
-    ...         group["lr"] = 5e-4
+    ...         group["lr_factor"] /= 2
 
     The same optimizer from options first, model later:
 
@@ -179,7 +185,9 @@ def muon_for(
             f"{type(model).__name__} has no parameters: expected a model with layers; build them before "
             "the optimizer, and hold a list of layers in a torch.nn.ModuleList"
         )
+    check_lr(lr)
     choices = Choices(
+        lr,
         others,
         by_role,
         {} if splits is None else splits,
@@ -194,7 +202,7 @@ def muon_for(
     if not any(is_muon(r.target) for r in routed):
         raise ValueError(_nothing_for_muon(model, routed, len(frozen)))
     optimizer = Muon(
-        grouped(routed),
+        choices.grouped(routed),
         lr,
         momentum=momentum,
         nesterov=nesterov,
@@ -216,7 +224,7 @@ def muon_for(
         KnownModel(
             Places(model),
             kept,
-            waiting=tuple(grouped(frozen)),
+            waiting=tuple(choices.grouped(frozen)),
             left_out=tuple(_left_out(anatomy.sites, routed)),
             vectors=vectors or others,
         )

@@ -18,8 +18,11 @@ class Route:
     algorithm: str
     """``"Muon"``, ``"AdamW"``, the class of another rule, or ``"left out"``."""
     lr: float | None
+    """The learning rate of its group."""
     factors: tuple[float, ...]
-    """What Muon multiplies ``lr`` by, for each kind of matrix in the parameter."""
+    """What ``lr`` is multiplied by, for each kind of matrix in it; none where it is not measured yet."""
+    factor_from: str
+    """How the factor is measured; empty where it is given (:mod:`polarstep.optim.rates`)."""
     polar: str
     """The polar map on this shape; ``"–"`` where there is none."""
     role: str | None

@@ -104,10 +104,21 @@ def _range(values: Sequence[str]) -> str:
 def _cells(collapsed: tuple[str, int, Route]) -> tuple[str, ...]:
     name, count, row = collapsed
     times = f" ×{count}" if count > 1 else ""
-    algorithm = row.algorithm if row.lr is None else f"{row.algorithm}, lr {row.lr:g}"
-    if set(row.factors) - {1.0}:
-        algorithm += " × " + ", ".join(f"{factor:.3g}" for factor in row.factors)
+    algorithm = row.algorithm if row.lr is None else f"{row.algorithm}, {_rate(row, row.lr)}"
     return name + times, row.matrix, algorithm, row.polar, row.why
+
+
+def _rate(row: Route, lr: float) -> str:
+    """The learning rate of a row, and where it comes from."""
+    factors = ", ".join(f"{factor:.3g}" for factor in row.factors)
+    if not row.factors:
+        return f"lr × {row.factor_from}"
+    if not set(row.factors) - {1.0}:
+        return f"lr {lr:g}"
+    if row.algorithm == "Muon":
+        return f"lr {lr:g} × {factors}"
+    why = f", {row.factor_from}" if row.factor_from else ""
+    return f"{lr * row.factors[0]:.3g} = lr × {factors}{why}"
 
 
 def _widths(table: Sequence[Sequence[str]]) -> list[int]:

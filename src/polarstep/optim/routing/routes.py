@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from torch import Tensor
 
@@ -19,6 +20,7 @@ from polarstep.distributed.layout import local
 from polarstep.distributed.ledger import BY_OWNERS
 from polarstep.distributed.owned_graph import can_replay
 from polarstep.distributed.plans import Choice
+from polarstep.engines.fused import can_tabulate
 from polarstep.optim.groups import (
     ELEMENTWISE,
     NAMELESS,
@@ -28,14 +30,15 @@ from polarstep.optim.groups import (
     scale_of,
     view_of,
 )
+from polarstep.optim.rates import PER_SIZE
 from polarstep.optim.routing.route import Route
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
-from polarstep.optim.stepping.by_tables import can_tabulate
 from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
 
 NOBODY = "left out"
+NOTHING: Mapping[str, float | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,11 +88,12 @@ def routes_of(
     groups: Sequence[Group],
     left_out: Iterable[Route] = (),
     choice_of: Callable[[Group, Tensor], Choice | None] = lambda group, p: None,
+    measured: Mapping[str, float | None] = NOTHING,
 ) -> Routes:
     """The routes in ``groups``, then the routes ``left_out`` of parameters that are still in no group.
 
     ``choice_of`` returns the plan by which ranks share the work on a parameter; ``None`` where they do
-    not.
+    not. ``measured`` has the measured factors by the names of their groups.
     """
     rows = []
     for index, (group, params) in enumerate(zip(groups, labelled_params(groups), strict=True)):
@@ -98,7 +102,7 @@ def routes_of(
             reasons = ["as given"] * len(params)
         for (name, p), why in zip(params, reasons, strict=True):
             matrix, polar = _shape(p), "–"
-            factors: tuple[float, ...] = ()
+            factors, factor_from = _factors(group, measured)
             if group["algorithm"] == "muon":
                 view, scale = view_of(group, p, name), scale_of(group, p.device)
                 matrix = str(view)
@@ -113,6 +117,7 @@ def routes_of(
                     algorithm=_title(group["algorithm"]),
                     lr=float(group["lr"]),
                     factors=factors,
+                    factor_from=factor_from,
                     polar=polar,
                     role=group.get("role"),
                     why=why,
@@ -122,6 +127,15 @@ def routes_of(
             )
     names = {row.name for row in rows}
     return Routes((*rows, *(row for row in left_out if row.name not in names)))
+
+
+def _factors(group: Group, measured: Mapping[str, float | None]) -> tuple[tuple[float, ...], str]:
+    """The factor of a group on ``lr``, and how it is measured."""
+    factor = group["lr_factor"]
+    if factor is None:
+        return (), f"{PER_SIZE:g} × RMS, measured at the first step"
+    is_measured = measured.get(group.get("name", "")) == factor
+    return (factor,), f"{PER_SIZE:g} × RMS {factor / PER_SIZE:.3g}" if is_measured else ""
 
 
 def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ...]:
@@ -176,7 +190,7 @@ def _precision(group: Group, p: Tensor) -> str:
 def left_out(name: str, p: Tensor, why: str) -> Route:
     """The route of a parameter that no group has."""
     shape = tuple(p.shape)
-    return Route(name, shape, _shape(p), NOBODY, None, (), "–", None, why, None, p.numel())
+    return Route(name, shape, _shape(p), NOBODY, None, (), "", "–", None, why, None, p.numel())
 
 
 def _title(algorithm: str) -> str:

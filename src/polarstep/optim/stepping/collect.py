@@ -41,7 +41,6 @@ __all__ = [
     "all_recalled",
     "check_gradients",
     "collect",
-    "gathered",
     "in_parts",
     "members_of",
     "momentum_dtype",
@@ -271,21 +270,6 @@ def all_recalled(signature: Signature, members: Iterable[Member], state: State) 
         for member in members
     )
     return [carry for carry in found if carry is not None]
-
-
-def gathered(
-    works: Iterable[Work], state: State, select: Callable[[Work, int], bool]
-) -> dict[tuple[Signature, bool], list[Member]]:
-    """The buckets of the selected parameters; sharded parameters have buckets of their own."""
-    buckets: dict[tuple[Signature, bool], list[Member]] = {}
-    for work in works:
-        for index, p in enumerate(work.params):
-            if p.numel() > 0 and select(work, index):
-                for signature, member in members_of(work, index, state):
-                    # by_tensors handles momentum and skipping per parameter, not per bucket.
-                    signature = replace(signature, nesterov=True, skips_nonfinite=False)
-                    buckets.setdefault((signature, is_sharded(p)), []).append(member)
-    return buckets
 
 
 def in_parts(

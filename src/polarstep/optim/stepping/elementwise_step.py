@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from polarstep.distributed.layout import is_sharded, local
 from polarstep.optim.elementwise import SGD, AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
+from polarstep.optim.rates import as_rule_sees
 from polarstep.optim.stepping.collect import State, Work, in_parts, momentum_dtype
 from polarstep.optim.stepping.low_precision import is_compensated, put_compensated, rounding_error
 
@@ -114,6 +116,7 @@ def step_elementwise(work: Work, state: State) -> None:
 
     A group may have parameters in several precisions; rounding is compensated for those in 16 bits.
     """
+    work = replace(work, group=as_rule_sees(work.group))
     plain = []
     for index, p in enumerate(work.params):
         if is_compensated(work.group, p) or momentum_dtype(p.dtype) != p.dtype:

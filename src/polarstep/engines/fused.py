@@ -1,12 +1,12 @@
-"""A bucket on a GPU by tables of addresses: few launches for all of its matrices, and no copies.
+"""The engine of kernels, which find G, C and X of a bucket by tables of addresses, without copies.
 
     momentum   one kernel reads G and C and writes C and M; M is one batch in bfloat16
-    polar      the polar map of the batch, with products in 16 bits
     update     one kernel reads and writes X; T = LR is multiplied out on the way, never stored
 
-A step is three calls. :meth:`TableBucket.prepare` updates the tensors that change from step to step
-(random numbers, flags, a loaded carry). :meth:`TableBucket.launch` only launches kernels, which a
-CUDA graph can replay. :meth:`TableBucket.settle` puts the carry into the optimizer's state.
+A :class:`FusedBucket` has the tables, and outlives a step. :meth:`FusedBucket.prepare` writes what
+changes from step to step (random numbers, flags, a loaded carry). The bucket's step then only launches
+kernels, which a CUDA graph can replay. :meth:`FusedBucket.settle` puts the carry into the optimizer's
+state.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels, products, rng
+from polarstep.bucket import Bucket
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.scaling import corrected
-from polarstep.optim.stepping import step
 from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
 from polarstep.optim.stepping.low_precision import is_compensated, momentum_of, stored_dtype
 from polarstep.polar import Carry, Draw, Polar
-from polarstep.products.flat_product import FlatProduct
 from polarstep.products.row_product import RowProduct
 from polarstep.products.scaled_rows import ScaledRows
-from polarstep.undisturbed import on_device
 
 __all__ = [
     "ALIGNMENT",
-    "TableBucket",
+    "FUSED",
+    "FusedBucket",
+    "FusedEngine",
     "can_tabulate",
     "has_momentum_like",
     "lies_like",
@@ -123,24 +123,24 @@ def offsets(member: Member) -> list[int]:
     return [size * corner for corner in member.view.corners(member.block)]
 
 
-class TableBucket:
-    """The tensors of a bucket that outlive a step, and the step itself."""
+class FusedBucket(Bucket):
+    """The tensors of a bucket that outlive a step; its members have no gradients."""
 
-    def __init__(self, signature: Signature, count: int) -> None:
-        self.signature = signature
-        self.count = count
+    def __init__(self, signature: Signature, members: list[Member]) -> None:
+        super().__init__(signature, members)
+        self.count = sum(member.count for member in members)
         none = torch.empty(0, device=signature.device)
         self.addresses = none  # (4, count): addresses of G, C and X, and entries from row to row
         self.strided = False  # whether some matrices are parts of wider ones
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
         self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
+        self.finite: Tensor | None = None  # (count,): zero where a gradient is not finite
+        self.squares: Tensor | None = None  # (count, parts): the squares of M, added up in parts
         self._carry = Carry()
         self._parts: list[Carry] = []  # views of _carry in the optimizer's state
         self._numbers: Tensor | None = None
         self._drawn: tuple[int | str, ...] | None = None  # the key of _numbers
-        self._finite: Tensor | None = None
-        self._squares: Tensor | None = None  # (count, parts): the squares of M, added up in parts
 
     @property
     def nbytes(self) -> int:
@@ -148,9 +148,9 @@ class TableBucket:
         return self.count * self.signature.m * self.signature.n * self.dtype.itemsize
 
     def place(self) -> tuple[int, ...]:
-        """Addresses of the tensors that :meth:`launch` works on; a graph is bound to them."""
+        """Addresses of the tensors that a step works on; a graph is bound to them."""
         ours = [self.addresses, self.scalars, *self._carry.values()]
-        ours += [tensor for tensor in (self._finite, self._numbers) if tensor is not None]
+        ours += [tensor for tensor in (self.finite, self._numbers) if tensor is not None]
         return tuple([tensor.data_ptr() for tensor in ours])
 
     @property
@@ -158,33 +158,36 @@ class TableBucket:
         """Whether the map has state."""
         return bool(self.signature.polar.carries)
 
-    def forget(self) -> None:
-        """Leave the carry to the state of the parameters that were in this bucket; others come now."""
+    def of(self, members: list[Member]) -> FusedBucket:
+        """This bucket for ``members``; the carry stays with the parameters that were in it."""
+        self.members = members
         self._carry, self._parts = Carry(), []
+        return self
 
     def prepare(
-        self, members: list[Member], state: State, at: int, *, recalls: bool = True
+        self, finite: dict[int, list[Tensor] | None], state: State, at: int, *, recalls: bool = True
     ) -> None:
         """Update flags, random numbers and the carry for step ``at``.
 
-        :func:`~polarstep.optim.stepping.replay_plan.fill_tables` fills the tables. ``recalls`` is false
-        where the carry of the last step is known to be in place.
+        ``finite`` has the flags of each group's parameters by the group's id.
+        :func:`~polarstep.engines.replay_plan.fill_tables` fills the tables. ``recalls`` is false where
+        the carry of the last step is known to be in place.
         """
         its = self.signature
         if its.skips_nonfinite:
             flags = [
-                member.work.finite[member.index]
-                for member in members
-                if member.work.finite is not None
+                of_group[member.index]
+                for member in self.members
+                if (of_group := finite[id(member.group)]) is not None
                 for _ in range(member.count)
             ]
             stacked = torch.stack(flags).to(torch.float32)
-            self._finite = stacked if self._finite is None else self._finite.copy_(stacked)
-        if self._squares is None and its.polar.uses_norm:
+            self.finite = stacked if self.finite is None else self.finite.copy_(stacked)
+        if self.squares is None and its.polar.uses_norm:
             from polarstep.kernels.momentum import parts_of
 
             shape = (self.count, parts_of(its.m, its.n))
-            self._squares = torch.empty(shape, dtype=torch.float64, device=its.device)
+            self.squares = torch.empty(shape, dtype=torch.float64, device=its.device)
         numbers, key = its.drawn_at(at)
         self.draws = numbers is not None
         if self.draws and key != self._drawn:
@@ -195,70 +198,17 @@ class TableBucket:
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
             self._carry, self._parts = first, []
         elif recalls:
-            self._recall(members, state)
+            self._recall(state)
 
-    def launch(self, *, shown: bool = False) -> Polar:
-        """Momentum, polar, update: launches only, on tensors that keep their place."""
-        draw = Draw(self._numbers if self.draws else None, self._finite, self._squares, shown)
-        with on_device(self.signature.device):
-            polar, left = step.launch(self.signature.polar, self, self._carry, draw)
-        self._keep(left)
-        return polar
+    def carry(self) -> Carry:
+        """The last step's carry, where :meth:`prepare` has put it."""
+        return self._carry
 
-    def momentum(self) -> Tensor:
-        """``C ← βC + G`` and M, in one pass over memory.
+    def draw(self, *, shown: bool) -> Draw:
+        """The numbers and flags that :meth:`prepare` has written."""
+        return Draw(self._numbers if self.draws else None, self.finite, self.squares, shown)
 
-        Where squares of M would overflow or vanish, M is multiplied by a power of two.
-        """
-        from polarstep.kernels.momentum import momentum
-        from polarstep.kernels.unit_size import to_unit_size
-
-        its = self.signature
-        M = torch.empty(self.count, its.m, its.n, dtype=self.dtype, device=its.device)
-        G, C, _, strides = self.addresses
-        largest = momentum(
-            G,
-            C,
-            self.scalars[0],
-            M,
-            element=its.dtype,
-            nesterov=its.nesterov,
-            finite=self._finite,
-            strides=strides if self.strided else None,
-            squares=self._squares,
-        )
-        if its.polar.ignores_scale:
-            to_unit_size(M, largest, self._squares)
-        return M
-
-    def update(self, polar: Polar) -> None:
-        """``X ← (1 − ηλ)X − η·scale·T`` in one pass over memory."""
-        from polarstep.kernels.update import update, update_from_factors, update_from_rows
-
-        _, _, X, distances = self.addresses
-        strides = distances if self.strided else None
-        _, remains, size = self.scalars
-        if self.signature.by_norm:
-            size = corrected(size, polar, self.signature.polar)
-        tables = (remains, size)
-        where: dict[str, Any] = {
-            "element": self.signature.dtype,
-            "finite": self._finite,
-            "strides": strides,
-        }
-        T, two = polar.T, polar.two_factors
-        if two is not None:
-            update_from_factors(X, *two, *tables, **where)
-        elif isinstance(T, FlatProduct):
-            update_from_factors(X, T.L, T.R, *tables, plus=(T.A, T.inverse), **where)
-        elif isinstance(T, RowProduct):
-            update_from_rows(X, T, *tables, **where)
-        elif isinstance(T, ScaledRows):
-            update(X, T, *tables, **where)
-        else:
-            update(X, polar.dense, *tables, **where)
-
-    def _keep(self, left: Carry) -> None:
+    def keep(self, left: Carry) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped.
 
         It is kept in the wider of the precisions of M and of the parameters, to which torch casts a
@@ -279,12 +229,12 @@ class TableBucket:
             place = known[name]
             if tensor.data_ptr() == place.data_ptr():
                 continue  # the map has written it there itself
-            if self._finite is not None:
-                flags = self._finite.reshape(-1, *[1] * (tensor.dim() - 1)) != 0
+            if self.finite is not None:
+                flags = self.finite.reshape(-1, *[1] * (tensor.dim() - 1)) != 0
                 tensor = torch.where(flags, tensor, place)
             place.copy_(tensor)
 
-    def settle(self, members: list[Member], state: State) -> None:
+    def settle(self, state: State) -> None:
         """Put the carry for the next step into the optimizer's state, where checkpoints find it.
 
         Inside a CUDA graph of the user's own the carry is copied to where the graph reads it at the
@@ -293,8 +243,8 @@ class TableBucket:
         names = self.signature.polar.carries
         if not names or self._parts:
             return
-        self._parts = self._carry.split([member.count for member in members])
-        for member, part in zip(members, self._parts, strict=True):
+        self._parts = self._carry.split([member.count for member in self.members])
+        for member, part in zip(self.members, self._parts, strict=True):
             of_parameter = state[member.param]
             for name in names:
                 key = entry(name, member.block)
@@ -306,13 +256,13 @@ class TableBucket:
                 else:
                     of_parameter[key] = value
 
-    def _recall(self, members: list[Member], state: State) -> None:
+    def _recall(self, state: State) -> None:
         """Read the carry from the optimizer's state, unless it is in place already.
 
         It is copied to where graphs of this bucket read it, if it has the same shape and precision. The
-        state of no other parameter is there (:meth:`forget`).
+        state of no other parameter is there (:meth:`of`).
         """
-        known = all_recalled(self.signature, members, state)
+        known = all_recalled(self.signature, self.members, state)
         ours = [id(tensor) for part in self._parts for tensor in part.values()]
         if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
             return
@@ -322,6 +272,64 @@ class TableBucket:
                 self._carry[name].copy_(tensor)
         else:
             self._carry = joined
+
+
+class FusedEngine:
+    """Momentum and updates by kernels."""
+
+    def momentum(self, b: FusedBucket) -> Tensor:
+        """``C ← βC + G`` and M, in one pass over memory.
+
+        Where squares of M would overflow or vanish, M is multiplied by a power of two.
+        """
+        from polarstep.kernels.momentum import momentum
+        from polarstep.kernels.unit_size import to_unit_size
+
+        its = b.signature
+        M = torch.empty(b.count, its.m, its.n, dtype=b.dtype, device=its.device)
+        G, C, _, strides = b.addresses
+        largest = momentum(
+            G,
+            C,
+            b.scalars[0],
+            M,
+            element=its.dtype,
+            nesterov=its.nesterov,
+            finite=b.finite,
+            strides=strides if b.strided else None,
+            squares=b.squares,
+        )
+        if its.polar.ignores_scale:
+            to_unit_size(M, largest, b.squares)
+        return M
+
+    def update(self, b: FusedBucket, polar: Polar) -> None:
+        """``X ← (1 − ηλ)X − η·scale·T`` in one pass over memory."""
+        from polarstep.kernels.update import update, update_from_factors, update_from_rows
+
+        _, _, X, distances = b.addresses
+        strides = distances if b.strided else None
+        _, remains, size = b.scalars
+        if b.signature.by_norm:
+            size = corrected(size, polar, b.map)
+        tables = (remains, size)
+        where: dict[str, Any] = {
+            "element": b.signature.dtype,
+            "finite": b.finite,
+            "strides": strides,
+        }
+        T, two = polar.T, polar.two_factors
+        if two is not None:
+            update_from_factors(X, *two, *tables, **where)
+        elif isinstance(T, RowProduct):
+            update_from_rows(X, T, *tables, **where)
+        elif isinstance(T, ScaledRows):
+            update(X, T, *tables, **where)
+        else:
+            update(X, polar.dense, *tables, **where)
+
+
+FUSED = FusedEngine()
 
 
 def _alike(one: Carry, other: Carry) -> bool:

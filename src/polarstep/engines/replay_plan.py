@@ -1,7 +1,7 @@
 """The plan of a step on a GPU: its buckets, the tables that its kernels read, and its captured graphs.
 
 There is no arithmetic here. A plan says which parameters the kernels can update in place, and which
-bucket (:mod:`polarstep.optim.stepping.by_tables`) each matrix belongs to. It is kept from step to step,
+bucket (:mod:`polarstep.engines.fused`) each matrix belongs to. It is kept from step to step,
 so that a step of a thousand parameters does not spend its time in Python.
 """
 
@@ -16,19 +16,18 @@ import torch
 from torch import Tensor
 
 from polarstep.cuda_graphs import Replays
+from polarstep.engines.fused import ALIGNMENT, FusedBucket, lies_like, offsets
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.groups import Group, is_by_norm, scale_of
-from polarstep.optim.stepping.by_tables import ALIGNMENT, TableBucket, lies_like, offsets
 from polarstep.optim.stepping.carried import entry, recalled
-from polarstep.optim.stepping.collect import Member, Signature, State, Work
+from polarstep.optim.stepping.collect import Signature, State, Work
 from polarstep.optim.stepping.low_precision import momentum_of
 
-__all__ = ["ReplayPlan", "TableRun", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
+__all__ = ["ReplayPlan", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
 
 # Options of a group that decide in which bucket its matrices are, or whether kernels can update them.
 OPTIONS = ("polar", "transform", "seed", "nesterov", "fused", "rounding", "momentum_dtype")
 
-TableRun = tuple[TableBucket, list[Member]]
 Shape = tuple[int, int, torch.device]
 
 
@@ -38,8 +37,8 @@ class ReplayPlan:
 
     key: tuple[Any, ...]
     fused: list[list[int]]  # indices of parameters, per work
-    runs: list[TableRun]
-    offsets: list[int]  # each run's step minus the first work's step
+    runs: list[FusedBucket]
+    offsets: list[int]  # each bucket's step minus the first work's step
     params: list[Tensor]  # the parameters behind the buckets, in the order of ``fused``
     lying: list[int] = field(default_factory=list)  # addresses of X and C of every parameter
     rows: list[list[list[int]]] = field(default_factory=list)  # what these are in the tables
@@ -48,7 +47,7 @@ class ReplayPlan:
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
-    buckets: dict[tuple[Signature, int], TableBucket] = field(default_factory=dict)
+    buckets: dict[tuple[Signature, int], FusedBucket] = field(default_factory=dict)
     # The ids of the groups, and of their parameters.
     listed: dict[int, tuple[int, ...]] = field(default_factory=dict)
     comes_again: bool = False  # whether there was a step with this key before
@@ -65,16 +64,16 @@ class ReplayPlan:
         """For each bucket the parameter of every matrix, and the matrix's first byte in it."""
         at = {id(p): index for index, p in enumerate(self.params)}
         return [
-            [(at[id(m.param)], offset) for m in members for offset in offsets(m)]
-            for _, members in self.runs
+            [(at[id(m.param)], offset) for m in bucket.members for offset in offsets(m)]
+            for bucket in self.runs
         ]
 
     @cached_property
     def entries(self) -> list[tuple[Tensor, list[str]]]:
         """The parameters and keys under which the optimizer's state holds the buckets' carries."""
         found: dict[int, tuple[Tensor, list[str]]] = {}
-        for bucket, members in self.runs:
-            for member in members if bucket.carries else ():
+        for bucket in self.runs:
+            for member in bucket.members if bucket.carries else ():
                 _, keys = found.setdefault(id(member.param), (member.param, []))
                 keys += [entry(name, member.block) for name in bucket.signature.polar.carries]
         return list(found.values())
@@ -93,32 +92,30 @@ class ReplayPlan:
 
         The first step of a map with state does not repeat: it puts its carry into new memory.
         """
-        return all(
-            its.resumed or not its.polar.carries for its in (b.signature for b, _ in self.runs)
-        )
+        return all(b.signature.resumed or not b.carries for b in self.runs)
 
     @cached_property
     def groups(self) -> list[Group]:
         """The groups of the parameters."""
-        return list({id(m.group): m.group for _, members in self.runs for m in members}.values())
+        return list({id(m.group): m.group for b in self.runs for m in b.members}.values())
 
     @cached_property
     def shapes(self) -> list[list[Shape]]:
         """The shapes of the matrices in each group, and their devices."""
         found: dict[int, dict[Shape, None]] = {id(group): {} for group in self.groups}
-        for bucket, members in self.runs:
-            for m in members:
+        for bucket in self.runs:
+            for m in bucket.members:
                 found[id(m.group)][_shape(bucket)] = None
         return [list(shapes) for shapes in found.values()]
 
     @cached_property
     def devices(self) -> list[torch.device]:
         """The devices of the buckets."""
-        return list({bucket.signature.device: None for bucket, _ in self.runs})
+        return list({bucket.signature.device: None for bucket in self.runs})
 
-    def runs_on(self, device: torch.device) -> list[TableRun]:
+    def runs_on(self, device: torch.device) -> list[FusedBucket]:
         """The buckets on one device."""
-        return [run for run in self.runs if run[0].signature.device == device]
+        return [bucket for bucket in self.runs if bucket.signature.device == device]
 
 
 def still_lies(plan: ReplayPlan, state: State) -> bool:
@@ -178,9 +175,9 @@ def fill_tables(plan: ReplayPlan, lying: list[int]) -> None:
         plan.gradients = lying
         rows = {
             id(bucket): [[lying[i] + first for i, first in corners], *others]
-            for (bucket, _), corners, others in zip(plan.runs, plan.corners, plan.rows, strict=True)
+            for bucket, corners, others in zip(plan.runs, plan.corners, plan.rows, strict=True)
         }
-        for bucket, part in _tabulated(plan, lambda bucket, _: rows[id(bucket)], torch.int64):
+        for bucket, part in _tabulated(plan, lambda bucket: rows[id(bucket)], torch.int64):
             bucket.addresses = part
     scalars = [
         (float(group["lr"]), group["momentum"], group["weight_decay"], _scales(group, shapes))
@@ -190,9 +187,9 @@ def fill_tables(plan: ReplayPlan, lying: list[int]) -> None:
         plan.scalars = scalars
         by_group = dict(zip(map(id, plan.groups), scalars, strict=True))
 
-        def scalars_of(bucket: TableBucket, members: list[Member]) -> list[list[float]]:
+        def scalars_of(bucket: FusedBucket) -> list[list[float]]:
             rows: list[list[float]] = [[], [], []]
-            for member in members:
+            for member in bucket.members:
                 lr, beta, decay, scales = by_group[id(member.group)]
                 step = lr * scales[_shape(bucket)]
                 for row, value in zip(rows, (beta, 1 - lr * decay, step), strict=True):
@@ -206,9 +203,9 @@ def fill_tables(plan: ReplayPlan, lying: list[int]) -> None:
 def _lasting_rows(plan: ReplayPlan) -> list[list[list[int]]]:
     """For each bucket the addresses of C and of X, and the entries from row to row, of each matrix."""
     found = []
-    for (bucket, members), corners in zip(plan.runs, plan.corners, strict=True):
+    for bucket, corners in zip(plan.runs, plan.corners, strict=True):
         X, C = ([plan.lying[2 * i + which] + first for i, first in corners] for which in (0, 1))
-        strides = [m.view.cols for m in members for _ in range(m.count)]
+        strides = [m.view.cols for m in bucket.members for _ in range(m.count)]
         bucket.strided = any(stride != bucket.signature.n for stride in strides)
         found.append([C, X, strides])
     return found
@@ -216,17 +213,17 @@ def _lasting_rows(plan: ReplayPlan) -> list[list[list[int]]]:
 
 def _tabulated(
     plan: ReplayPlan,
-    rows_of: Callable[[TableBucket, list[Member]], Sequence[Sequence[float]]],
+    rows_of: Callable[[FusedBucket], Sequence[Sequence[float]]],
     dtype: torch.dtype,
-) -> Iterator[tuple[TableBucket, Tensor]]:
+) -> Iterator[tuple[FusedBucket, Tensor]]:
     """The table of every bucket, on its device, with one copy to each device."""
     for device in plan.devices:
         there = plan.runs_on(device)
         table = plan.tables.get((device, dtype), torch.empty(0, device=device))
         plan.tables[device, dtype], parts = shared_table(
-            table, [rows_of(*run) for run in there], dtype
+            table, [rows_of(bucket) for bucket in there], dtype
         )
-        yield from zip([bucket for bucket, _ in there], parts, strict=True)
+        yield from zip(there, parts, strict=True)
 
 
 def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
@@ -234,7 +231,7 @@ def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
     return {(m, n, device): scale_of(group, device)(m, n) for m, n, device in shapes}
 
 
-def _shape(bucket: TableBucket) -> Shape:
+def _shape(bucket: FusedBucket) -> Shape:
     its = bucket.signature
     return its.m, its.n, its.device
 
@@ -268,10 +265,10 @@ def goes_on(plan: ReplayPlan, state: State) -> bool:
     """
     plan.recalls = not plan.carried or plan.carried != plan.carried_in(state)
     if not plan.recalls:
-        return all(bucket.signature.resumed for bucket, _ in plan.runs if bucket.carries)
-    for bucket, members in plan.runs:
+        return all(bucket.signature.resumed for bucket in plan.runs if bucket.carries)
+    for bucket in plan.runs:
         its = bucket.signature
-        for member in members if bucket.carries else ():
+        for member in bucket.members if bucket.carries else ():
             of_parameter, count = state[member.param], member.count
             known = recalled(of_parameter, member.block, its.polar, count, its.m, its.n)
             if (known is not None) != its.resumed:

@@ -1,7 +1,8 @@
-"""One parameter during one step in plain torch operations: its momentum, M, and its update.
+"""The engine of torch's operations: on any device, in any layout, for sharded parameters too.
 
-A parameter may have blocks in several buckets (a fused projection with unequal parts). Its momentum
-is advanced for the first of its blocks, and X is updated once T of every block is known.
+C and X belong to a parameter, which may have blocks in several buckets (a fused projection with unequal
+parts). Its momentum is advanced for the first of its blocks, and X is updated once T of every block is
+known.
 """
 
 from __future__ import annotations
@@ -13,21 +14,72 @@ import torch
 from torch import Tensor
 
 from polarstep import products
+from polarstep.bucket import TensorBucket
 from polarstep.distributed.gather import Gathering
 from polarstep.distributed.layout import is_sharded, local, placed_like
 from polarstep.optim.groups import scale_of
+from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.collect import State, Work, momentum_dtype
 from polarstep.optim.stepping.low_precision import (
     add_compensated,
-    check_blocks,
     is_compensated,
     keep_momentum,
     momentum_of,
     rounding_error,
     stored_dtype,
 )
+from polarstep.polar import Polar
 
-__all__ = ["Target", "apply_updates"]
+__all__ = ["Target", "TorchEngine", "apply_updates"]
+
+
+class TorchEngine:
+    """Momentum and updates of one step, parameter by parameter."""
+
+    def __init__(self) -> None:
+        self._targets: dict[int, Target] = {}
+
+    def targets(self, b: TensorBucket) -> list[Target]:
+        """The parameters of a bucket's blocks."""
+        for member in b.members:
+            if id(member.param) not in self._targets:
+                self._targets[id(member.param)] = Target(member.work, member.index, b.state)
+        return [self._targets[id(member.param)] for member in b.members]
+
+    def momentum(self, b: TensorBucket) -> Tensor:
+        """M as one batch; each parameter writes its part in place where it can."""
+        targets, its = self.targets(b), b.signature
+        if len(targets) > 1 and all(target.writes_momentum() for target in targets):
+            dtype = momentum_dtype(its.dtype)
+            M = torch.empty(sum(b.counts), its.m, its.n, dtype=dtype, device=its.device)
+            for target, part in zip(targets, torch.split(M, b.counts), strict=True):
+                target.write_momentum(part)
+            return M
+        blocks = [
+            target.momentum(member.block) for target, member in zip(targets, b.members, strict=True)
+        ]
+        return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
+
+    def update(self, b: TensorBucket, polar: Polar) -> None:
+        """Update X; T = LR is never stored where torch can add the product to X at once."""
+        targets = self.targets(b)
+        polar = at_assumed_norm(polar, b.map) if b.signature.by_norm else polar
+        two = polar.two_factors
+        products_taken = [two is not None and t.takes_product(two[0].dtype) for t in targets]
+        if two is not None:
+            halves = (torch.split(each, b.counts) for each in two)
+            for target, taken, L, R in zip(targets, products_taken, *halves, strict=True):
+                if taken:
+                    target.take_product(L, R)
+        if all(products_taken):
+            return
+        parts = torch.split(polar.dense.to(polar.M.dtype), b.counts)
+        ready: list[tuple[Target, tuple[Tensor, Tensor, Any]]] = []
+        for target, taken, member, T in zip(targets, products_taken, b.members, parts, strict=True):
+            update = None if taken else target.take(member.block, T)
+            if update is not None:
+                ready.append((target, update))
+        apply_updates(ready)
 
 
 class Target:
@@ -39,8 +91,6 @@ class Target:
         self.finite = None if work.finite is None else work.finite[index]
         self.is_compensated = is_compensated(work.group, self.p)
         self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
-        if self._kept == torch.int8:
-            check_blocks(self.p, work.names[index])
         self._G = local(work.grads[index])
         self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False

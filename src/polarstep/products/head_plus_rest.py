@@ -1,4 +1,4 @@
-"""A flattened matrix that is left to the update, which multiplies it out tile by tile."""
+"""X₀ of a deflated step before it is multiplied out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,12 @@ from torch import Tensor
 
 from polarstep.products.plain import product_like
 
-__all__ = ["FlatProduct"]
+__all__ = ["HeadPlusRest"]
 
 
 @dataclass(frozen=True)
-class FlatProduct:
-    """``T = A/δ + LR`` with factors of a short side, not multiplied out.
-
-    T is not written to memory where :func:`polarstep.kernels.update.update_from_factors` applies it.
-    """
+class HeadPlusRest:
+    """``X₀ = A/δ + LR`` with factors of a short side: the head, and the rest beside it."""
 
     A: Tensor  # (batch, m, n)
     inverse: Tensor  # (batch,): 1/δ of each matrix
@@ -24,9 +21,9 @@ class FlatProduct:
     R: Tensor  # (batch, ℓ, n)
 
     @property
-    def mT(self) -> FlatProduct:
+    def mT(self) -> HeadPlusRest:
         """The transposes."""
-        return FlatProduct(self.A.mT, self.inverse, self.R.mT, self.L.mT)
+        return HeadPlusRest(self.A.mT, self.inverse, self.R.mT, self.L.mT)
 
     def multiplied_out(self) -> Tensor:
         """T in the memory layout of A, in A's precision, or in the factors' if they have 16 bits."""

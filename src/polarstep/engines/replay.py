@@ -1,14 +1,15 @@
-"""Steps on a GPU that are planned once and replayed as CUDA graphs.
+"""Steps of kernels that are planned once and, on a GPU, replayed as CUDA graphs.
 
-After the first steps, all launches of a step are captured as one CUDA graph, and each later step is one
-replay. Whatever changes from step to step lies in tensors that the graph reads: addresses, momenta,
-learning rates and decays, random numbers, carries. The host never waits for the device here.
+There is no arithmetic here. After the first steps, all launches of a step are captured as one CUDA
+graph, and each later step is one replay. Whatever changes from step to step lies in tensors that the
+graph reads: addresses, momenta, learning rates and decays, random numbers, carries. The host never waits
+for the device here.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
@@ -17,27 +18,29 @@ from typing import Any
 import torch
 
 from polarstep import kernels
-from polarstep.optim.groups import Group
-from polarstep.optim.stepping.by_tables import (
-    TableBucket,
+from polarstep.bucket import PolarHook
+from polarstep.engines.fused import (
+    FusedBucket,
     can_tabulate,
     has_momentum_like,
     readable,
     runs_by_kernels,
 )
-from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
-from polarstep.optim.stepping.replay_plan import (
+from polarstep.engines.replay_plan import (
     ReplayPlan,
-    TableRun,
     fill_tables,
     goes_on,
     gradients,
     key_of,
     still_lies,
 )
-from polarstep.optim.stepping.step import PolarHook, show
+from polarstep.optim.groups import Group
+from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
 
-__all__ = ["ReplayedStep"]
+__all__ = ["ReplayedStep", "Step"]
+
+# Takes the step of a bucket, which calls hooks.
+Step = Callable[[FusedBucket, tuple[PolarHook, ...]], None]
 
 # Bytes of M in a bucket, two for each entry; a larger bucket is processed in parts.
 LARGEST_BUCKET = 512 * 2**20
@@ -66,7 +69,7 @@ class ReplayedStep:
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
 
     @property
-    def buckets(self) -> dict[tuple[Signature, int], TableBucket]:
+    def buckets(self) -> dict[tuple[Signature, int], FusedBucket]:
         """The buckets of the last step, by signature and part."""
         return self._plan.buckets
 
@@ -76,49 +79,50 @@ class ReplayedStep:
         return self._plan.replays.graphs
 
     def __call__(
-        self, works: list[Work], state: State, hooks: tuple[PolarHook, ...] = ()
+        self, works: list[Work], state: State, step: Step, hooks: tuple[PolarHook, ...] = ()
     ) -> set[int]:
-        """Update the parameters that the kernels can update, and return their ids."""
+        """Take the steps of the parameters that the kernels can update, and return their ids."""
         plan = self._plan_for(works, state)
         if plan.runs:
-            self._run(plan, works, state, hooks)
+            self._run(plan, works, state, step, hooks)
         return {id(works[w].params[i]) for w, indices in enumerate(plan.fused) for i in indices}
 
     def _run(
-        self, plan: ReplayPlan, works: list[Work], state: State, hooks: tuple[PolarHook, ...]
+        self,
+        plan: ReplayPlan,
+        works: list[Work],
+        state: State,
+        step: Step,
+        hooks: tuple[PolarHook, ...],
     ) -> None:
         grads, lying = gradients(plan, works)
         fill_tables(plan, lying)
-        first = works[0].group["step"]
-        now = [
-            (bucket, _of_now(members, works), first + offset)
-            for (bucket, members), offset in zip(plan.runs, plan.offsets, strict=True)
-        ]
-        for bucket, members, at in now:
-            bucket.prepare(members, state, at, recalls=plan.recalls)
-        kind = tuple(bucket.draws for bucket, _ in plan.runs)
-        plan.replays.count(kind, [bucket.place() for bucket, _ in plan.runs])
+        first, finite = works[0].group["step"], {id(work.group): work.finite for work in works}
+        for bucket, offset in zip(plan.runs, plan.offsets, strict=True):
+            bucket.prepare(finite, state, first + offset, recalls=plan.recalls)
+        kind = tuple(bucket.draws for bucket in plan.runs)
+        plan.replays.count(kind, [bucket.place() for bucket in plan.runs])
         if hooks:
-            for bucket, members, _ in now:
-                show(hooks, bucket.signature, members, bucket.launch(shown=True))
+            for bucket in plan.runs:
+                step(bucket, hooks)
         else:
-            launch, beside = partial(self._launch, plan), self._graph_beside(plan)
+            launch, beside = partial(self._launch, plan, step), self._graph_beside(plan)
             plan.replays.run(kind, launch, plan.devices, repeats=plan.repeats, beside=beside)
-        for bucket, members, _ in now:
-            bucket.settle(members, state)
+        for bucket in plan.runs:
+            bucket.settle(state)
         if plan.entries and plan.recalls:
             plan.carried = plan.carried_in(state)
         del grads  # copies among them had to live until all was launched
 
-    def _launch(self, plan: ReplayPlan, device: torch.device) -> None:
-        """Launch the buckets on one device, on a GPU side by side.
+    def _launch(self, plan: ReplayPlan, step: Step, device: torch.device) -> None:
+        """Take the steps of the buckets on one device, on a GPU side by side.
 
         The small products of one bucket do not fill a GPU; a few buckets at a time do better.
         """
-        buckets = [bucket for bucket, _ in plan.runs_on(device)]
+        buckets = plan.runs_on(device)
         if device.type != "cuda" or len(buckets) == 1:
             for bucket in buckets:
-                bucket.launch()
+                step(bucket, ())
             return
         here = torch.cuda.current_stream(device)
         streams = self._streams(device)
@@ -128,7 +132,7 @@ class ReplayedStep:
             buckets, _lanes([bucket.nbytes for bucket in buckets]), strict=True
         ):
             with torch.cuda.stream(streams[lane]):
-                bucket.launch()
+                step(bucket, ())
         for stream in streams:
             here.wait_stream(stream)
 
@@ -206,7 +210,7 @@ class ReplayedStep:
         free = {} if self._plan.comes_again else self._plan.buckets
         plan = ReplayPlan(key, fused, [], [], params)
         for place, run, offset in _runs(members, works[0].group["step"], free):
-            plan.buckets[place] = run[0]
+            plan.buckets[place] = run
             plan.runs.append(run)
             plan.offsets.append(offset)
         fits = still_lies(plan, state)
@@ -228,9 +232,9 @@ def _listed(group: Group) -> tuple[int, ...]:
 def _runs(
     members: list[tuple[Signature, Member]],
     first: int,
-    free: dict[tuple[Signature, int], TableBucket],
-) -> Iterator[tuple[tuple[Signature, int], TableRun, int]]:
-    """Each bucket's signature and part, the bucket with its members, and the offset of its step.
+    free: dict[tuple[Signature, int], FusedBucket],
+) -> Iterator[tuple[tuple[Signature, int], FusedBucket, int]]:
+    """Each bucket's signature and part, the bucket, and the offset of its step.
 
     Buckets of the same signature in ``free`` are used again.
     """
@@ -246,17 +250,8 @@ def _runs(
             count = sum(member.count for member in chunk)
             bucket = free.get((signature, part))
             if bucket is None or bucket.count != count:
-                bucket = TableBucket(signature, count)
-            bucket.forget()
-            yield (signature, part), (bucket, chunk), signature.step or 0
-
-
-def _of_now(members: list[Member], works: list[Work]) -> list[Member]:
-    """The members of a plan with the work of this step, whose flags are new."""
-    if members[0].work.finite is None:
-        return members
-    by_group = {id(work.group): work for work in works}
-    return [replace(member, work=by_group[id(member.group)]) for member in members]
+                bucket = FusedBucket(signature, chunk)
+            yield (signature, part), bucket.of(chunk), signature.step or 0
 
 
 def _lanes(sizes: list[int]) -> list[int]:
