@@ -22,7 +22,7 @@ LEVELS = (
     {"muon"},
     {"alike", "checkpoints", "over_ranks"},
     {"guards"},
-    {"routing", "added", "given", "names", "rates"},
+    {"routing", "added", "given", "names"},
     {
         "distributed.carries",
         "distributed.local",
@@ -35,7 +35,7 @@ LEVELS = (
         "distributed.unstarted",
     },
     {"stepping"},
-    {"options"},
+    {"options", "rates"},
     {"groups", "elementwise"},
     {"elementwise_rule", "flattened", "misnamed", "scaling", "transforms"},
     {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -25,13 +25,14 @@ from polarstep.distributed.ledger import check_plan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import WITHOUT_DECAY
 from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
-from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_params
+from polarstep.optim.groups import LR_SCALE, PER_PARAMETER, Group, Nonfinite, Rounding, check_params
 from polarstep.optim.misnamed import REMEDIES, SYNONYMS
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
 from polarstep.polar import Auto, PolarMap
 
 __all__ = [
+    "CheckedOptions",
     "check_and_normalize",
     "check_lr",
     "check_ours",
@@ -51,6 +52,8 @@ ROUNDING = 1e-12
 ALONE = 3e-4
 # What a group counts itself, and no option that a user gives.
 COUNTED = {"step"}
+# What a group holds beside options.
+NO_OPTIONS = {"params", *PER_PARAMETER, *COUNTED}
 # torch raises an error of its own where it multiplies by a larger number in 32 or 16 bits.
 LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -86,6 +89,14 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 def check_ours(group: Group) -> None:
     """Raise if a checkpoint's ``group`` was saved by another optimizer."""
     if "algorithm" not in group:
+        if "betas" in group and "momentum" not in group:
+            raise ValueError(
+                "the checkpoint is AdamW's: expected the state_dict() of a polarstep.Muon. To go over "
+                "from AdamW, its weights are enough: Muon's momentum begins at zero, so warm up again. "
+                "To keep AdamW's moments of the parameters that AdamW goes on updating: "
+                "optimizer.load_state_dict(polarstep.convert.state_dict(theirs, optimizer, "
+                "params=model.parameters()))"
+            )
         only = ", ".join(map(str, group))
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {only}: "
@@ -125,7 +136,7 @@ def check_and_normalize(group: Group) -> None:
 
     Options that may be written in several ways are rewritten to the way that a step reads: an ``lr`` a
     rounding error below zero, ``lr_scale`` and ``polar="auto"``. Users may write to a group between
-    steps, so every step calls this.
+    steps, so a step calls this for a group in which something has changed (:class:`CheckedOptions`).
     """
     try:
         _check_and_normalize(group)
@@ -135,6 +146,25 @@ def check_and_normalize(group: Group) -> None:
             "of its rule, which add_param_group fills in; to give a group another rule, also give it "
             "that rule's options, as polarstep.AdamW() has them"
         ) from None
+
+
+class CheckedOptions:
+    """The options of an optimizer's groups when they were last checked."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, Any]] = {}  # by the number of the group
+
+    def check(self, number: int, group: Group) -> None:
+        """:func:`check_and_normalize` for a group that has another option, or another value of one."""
+        known, now = self._known.get(number), _options_in(group)
+        if known is None or known.keys() != now.keys() or any(known[k] is not now[k] for k in now):
+            self._known.pop(number, None)
+            check_and_normalize(group)
+            self._known[number] = _options_in(group)
+
+
+def _options_in(group: Group) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in NO_OPTIONS}
 
 
 def _check_and_normalize(group: Group) -> None:
@@ -165,7 +195,20 @@ def _check_and_normalize(group: Group) -> None:
         build: Callable[..., Any] = ELEMENTWISE[algorithm]
         # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
         build(**{option: group[option] for option in own if option != "lr"})
+    if algorithm in ("muon", "adamw"):
+        _check_decay(group)
     _check_range(group)
+
+
+def _check_decay(group: Group) -> None:
+    """Raise for a decoupled weight decay that turns the sign of every entry: 1 − ηλ < 0."""
+    lr, decay = group["lr"], group["weight_decay"]
+    if not isinstance(lr, Tensor) and lr * decay > 1:
+        raise ValueError(
+            f"weight_decay={decay:g} with lr={lr:g}: a step would multiply every entry by "
+            f"1 − lr·weight_decay = {1 - lr * decay:.3g}, and expected is a number from 0 to 1; "
+            f"0.05 is usual, and 1/lr = {1 / lr:.3g} the largest"
+        )
 
 
 def _check_range(group: Group) -> None:
@@ -199,10 +242,7 @@ def _check_and_normalize_muon(group: Group) -> None:
     if group["polar"] == "auto":
         group["polar"] = Auto()
     if not isinstance(group["polar"], PolarMap):
-        raise TypeError(
-            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
-            '"auto"; polarstep.Auto("cheap") has another budget'
-        )
+        _refuse_polar(group["polar"])
     transform = group["transform"]
     if transform is not None and not isinstance(transform, Transform):
         raise TypeError(
@@ -236,6 +276,18 @@ def _check_and_normalize_muon(group: Group) -> None:
             f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
             f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
         )
+
+
+def _refuse_polar(given: object) -> NoReturn:
+    remedy = 'polarstep.Auto("cheap") has another budget'
+    if given is None:
+        remedy = "leave the key out, and a group has the map of the optimizer"
+    elif isinstance(given, type) and issubclass(given, PolarMap):
+        remedy = f"give an instance, as {given.__name__}()"
+    raise TypeError(
+        f"polar={given!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
+        f'"auto"; {remedy}'
+    )
 
 
 def _check_hashable(option: str, value: object) -> None:
