@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import polarstep as ps
 from polarstep import rng
 from polarstep.distributed import wire
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -175,7 +175,7 @@ def no_tiles() -> bool:
     return False
 
 
-@mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
+@mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
     if ranks == 4:
