@@ -28,7 +28,7 @@ WORKLOADS = {
     "CIFAR-10": Workload([(1, 64, 216), (1, 64, 576), (1, 256, 576), (3, 256, 2304)], 128, 10),
 }
 # The hidden matrices of GPTs of 12 layers between the widths of the table, where the estimate of
-# polarstep.polar.cost goes from full space to a sketch. Measured where --workload names them.
+# "auto" goes from full space to a sketch. Measured where --workload names them.
 BETWEEN = {
     f"width {width}": Workload([(48, width, width), (24, 4 * width, width)], width // 4 - 8, 8)
     for width in (384, 512, 576, 640, 704)

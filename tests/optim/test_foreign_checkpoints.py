@@ -31,7 +31,7 @@ def test_the_checkpoint_of_another_muon_names_the_converter():
 def test_the_checkpoint_of_one_adamw_for_the_whole_model_is_told_from_another_model():
     model = mlp(8, 8, 8, 2)
     with pytest.raises(
-        ValueError, match=r"no 'algorithm', only lr.*expected the state_dict\(\) of"
+        ValueError, match=r"the checkpoint is AdamW's: expected the state_dict\(\) of"
     ):
         muon_for(model).load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
 

@@ -7,7 +7,8 @@ import torch
 from tests.optim.sample_models import mlp
 from torch.nn import Parameter
 
-from polarstep import SGD, AdamW, Muon, muon_for
+import polarstep
+from polarstep import SGD, AdamW, Exact, Muon, muon_for
 from polarstep.distributed.step import Distribution
 
 
@@ -118,3 +119,92 @@ def test_a_weight_decay_in_torchs_place_is_not_taken_for_momentum():
     torch.optim.Muon([W], 0.02, 0.1)
     with pytest.raises(TypeError, match=r"0\.1 has no name in the call of Muon: expected names"):
         Muon([W], 0.02, 0.1)
+
+
+@pytest.mark.parametrize("build", [lambda net, **o: Muon([net[0].weight], **o), muon_for])
+def test_options_of_torch_that_ask_for_nothing_may_be_passed_on(build):
+    torchs = {"foreach": False, "maximize": False, "differentiable": False}
+    net = mlp(8, 8, 8, 2)
+    group = build(net, **torchs).param_groups[0]
+    assert not torchs.keys() & group.keys()
+    build(net, foreach=None)
+    for option in torchs:
+        with pytest.raises(TypeError, match=rf"{option}=True is no argument of \w+: leave it out"):
+            build(net, **{option: True})
+
+
+ADAMW = torch.optim.AdamW([Parameter(torch.ones(2))], lr=0.004, weight_decay=0.1)
+SAYS_ADAMW = (
+    r"write polarstep\.AdamW\(lr=0\.004, betas=\(0\.9, 0\.999\), eps=1e-08, weight_decay=0\.1\)$"
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"others": ADAMW}, rf"others=a AdamW: .*{SAYS_ADAMW}"),
+        ({"heads": torch.optim.AdamW}, r"write polarstep\.AdamW\(lr=1e-3\)$"),
+        ({"rules": [("0.*", ADAMW)]}, rf"has the target a AdamW: .*{SAYS_ADAMW}"),
+        ({"others": torch.optim.RMSprop([Parameter(torch.ones(2))])}, r"others=a RMSprop: .*AdamW"),
+    ],
+)
+def test_an_optimizer_in_the_place_of_a_rule(options, message):
+    with pytest.raises(TypeError, match=message):
+        muon_for(mlp(8, 8, 8, 2), **options)
+
+
+@pytest.mark.parametrize(
+    ("polar", "message"),
+    [
+        (Exact, r"polar=<class .*Exact'>: .*give an instance, as Exact\(\)"),
+        (None, r"polar=None: .*leave the key out"),
+        ("exact", r"polar='exact': expected a polar map"),
+    ],
+)
+def test_what_is_no_map_in_a_group(polar, message):
+    with pytest.raises(TypeError, match=message):
+        Muon([{"params": [Parameter(torch.ones(3, 3))], "polar": polar}])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"weight_decay": 100}, r"weight_decay=100 with lr=0\.02: .*= -1, .*0\.05 is usual.*50"),
+        ({"others": AdamW(weight_decay=60)}, r"weight_decay=60 with lr=0\.02"),
+        ({"others": AdamW(lr=1e-3, weight_decay=2000)}, r"weight_decay=100 with lr=0\.02"),
+    ],
+)
+def test_a_weight_decay_that_turns_every_sign(options, message):
+    with pytest.raises(ValueError, match=message):
+        muon_for(mlp(8, 8, 8, 2), **options)
+    muon_for(mlp(8, 8, 8, 2), weight_decay=50, others=AdamW(lr=1e-3, weight_decay=1000))
+
+
+def test_a_weight_decay_that_a_schedule_makes_too_large():
+    optimizer = Muon([Parameter(torch.ones(3, 3))], lr=0.02, weight_decay=40)
+    optimizer.param_groups[0]["lr"] = 0.03
+    with pytest.raises(ValueError, match=r"weight_decay=40 with lr=0\.03"):
+        optimizer.step()
+
+
+def test_a_checkpoint_of_adamw_says_how_to_go_over():
+    model = mlp(8, 8, 8, 2)
+    theirs = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    model(torch.ones(2, 8)).square().mean().backward()
+    theirs.step()
+    optimizer = muon_for(model)
+    with pytest.raises(
+        ValueError, match=r"the checkpoint is AdamW's.*warm up again.*convert"
+    ) as told:
+        optimizer.load_state_dict(theirs.state_dict())
+    code = str(told.value).partition("goes on updating: ")[2]
+    with pytest.warns(UserWarning, match="had another rule in the checkpoint"):
+        exec(
+            code,
+            {"optimizer": optimizer, "polarstep": polarstep, "model": model}
+            | {"theirs": theirs.state_dict()},
+        )
+    for name, p in model.named_parameters():
+        kept = optimizer.routes[name].algorithm == "AdamW"
+        assert ("exp_avg" in optimizer.state[p]) == kept
+        assert not kept or torch.equal(optimizer.state[p]["exp_avg"], theirs.state[p]["exp_avg"])

@@ -253,18 +253,6 @@ def test_scale_does_not_matter_up_to_the_ends_of_the_range(solver, dtype):
             torch.testing.assert_close(found, T, atol=tolerance, rtol=0)
 
 
-@over_solvers()
-def test_zero_rows_and_columns_are_ignored_where_a_map_says_so(solver):
-    if not solver.map.ignores_zeros:
-        assert solver.map.is_random or solver.name == "exact"
-        return
-    for shape in ((12, 20), (20, 12), (9, 9)):
-        M = gaussian(2, *shape)
-        T = solver.map(torch.nn.functional.pad(M, (0, 5, 0, 3)))
-        expected = torch.nn.functional.pad(solver.map(M), (0, 5, 0, 3))
-        torch.testing.assert_close(T, expected, atol=SHARP, rtol=0)
-
-
 @over_solvers(bounded=True)
 def test_norm_is_at_most_one_on_real_momentum(solver, momentum):
     for matrices in momentum.values():

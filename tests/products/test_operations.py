@@ -20,7 +20,6 @@ from polarstep.products.sizes import (
     frobenius_norm,
     largest_entry,
     leaves_range,
-    norm_by_rows,
     shrink_of,
 )
 
@@ -248,15 +247,6 @@ def test_frobenius_norms_do_not_leave_the_range():
         found = frobenius_norm((scale * X).float())
         assert (found.shape, found.dtype) == ((3, 1, 1), torch.float64)
         torch.testing.assert_close(found.flatten() / scale, expected, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
-@pytest.mark.parametrize(("m", "n"), [(1, 3), (5, 7), (300, 4)])
-def test_the_norm_of_one_matrix_is_summed_by_rows(m, n, scale):
-    X = gaussian(m, n)
-    found = norm_by_rows((scale * X).float())
-    assert found.dtype == torch.float64
-    assert float(found) == pytest.approx(scale * float(X.square().sum().sqrt()), rel=1e-6)
 
 
 def test_the_largest_entry_may_be_negative():

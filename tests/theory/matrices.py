@@ -83,15 +83,6 @@ def parts(M: Tensor, Q: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return B, Exact()(B), M - Q @ B
 
 
-def sketched(
-    M: Tensor, ell: int, h: float, *key: int | str | float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Q of Algorithm 1 with h power iterations, B = QᵀM and its polar factor."""
-    Q = sketched_basis(M, ell, h, *key)
-    B = Q.mT @ M
-    return Q, B, Exact()(B)
-
-
 def flattened(M: Tensor, Q: Tensor, B: Tensor, Z: Tensor, delta: Tensor) -> Tensor:
     """X₀ = QZ + R/δ."""
     return Q @ Z + (M - Q @ B) / delta[:, None, None]

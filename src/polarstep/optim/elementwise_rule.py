@@ -29,6 +29,7 @@ __all__ = [
     "group_of",
     "meant",
     "options_of",
+    "shown",
 ]
 
 ParameterState = dict[str, Any]
@@ -273,11 +274,29 @@ def _check_fields(rule: type[Any]) -> None:
         )
 
 
+def _instead_of(found: object, kind: type[torch.optim.Optimizer]) -> str:
+    """The code of the rule that does what torch's optimizer ``found`` does, or its class ``kind``."""
+    rule = next((each for each in ELEMENTWISE.values() if each.__name__ == kind.__name__), None)
+    if rule is None or not isinstance(found, kind):
+        return f"polarstep.{'AdamW' if rule is None else rule.__name__}(lr=1e-3)"
+    given = {name: found.defaults[name] for name in options_of(rule) if name in found.defaults}
+    return (
+        f"polarstep.{rule.__name__}({', '.join(f'{name}={each}' for name, each in given.items())})"
+    )
+
+
+def shown(found: object) -> str:
+    """What was given in place of a rule; of an optimizer its class, as its text has many lines."""
+    return f"a {type(found).__name__}" if isinstance(found, torch.optim.Optimizer) else repr(found)
+
+
 def meant(found: object) -> str:
     """A remedy to add to the error if ``found`` was given in place of a rule; empty if there is none."""
     if isinstance(found, type) and issubclass(found, Elementwise):
         return f"; give an instance, as {found.__name__}()"
     kind = found if isinstance(found, type) else type(found)
+    if issubclass(kind, torch.optim.Optimizer):
+        return f"; an optimizer is no rule, so write {_instead_of(found, kind)}"
     if all(hasattr(kind, name) for name in ("algorithm", "new_state", "update")):
         return f"; derive {kind.__name__} from polarstep.Elementwise"
     return ""

@@ -61,6 +61,8 @@ REMEDIES = {
     "dampening": "leave it out, as SGD here is without it",
     "fused": "leave it out, as the step is torch's fused one wherever there is one",
 }
+# Options of torch's optimizers with the values that ask for nothing; a script may pass them on.
+HARMLESS = {"foreach": (None, False), "maximize": (False,), "differentiable": (False,)}
 # Options of AdamW that Muon does not have, by the names that other libraries give them.
 ADAMW = {
     "betas": "betas",
@@ -89,6 +91,9 @@ def with_known_names(build: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(build)
     def call(*args: P.args, **options: P.kwargs) -> R:
+        for name, values in HARMLESS.items():
+            if name in options and any(options[name] is each for each in values):
+                del options[name]
         check_arguments(title, options, known)
         if len(args) > len(places):
             raise TypeError(

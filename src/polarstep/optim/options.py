@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import Any, NoReturn, get_args
 
 import torch
 from torch import Tensor
@@ -86,6 +86,14 @@ def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
 def check_ours(group: Group) -> None:
     """Raise if a checkpoint's ``group`` was saved by another optimizer."""
     if "algorithm" not in group:
+        if "betas" in group and "momentum" not in group:
+            raise ValueError(
+                "the checkpoint is AdamW's: expected the state_dict() of a polarstep.Muon. To go over "
+                "from AdamW, its weights are enough: Muon's momentum begins at zero, so warm up again. "
+                "To keep AdamW's moments of the parameters that AdamW goes on updating: "
+                "optimizer.load_state_dict(polarstep.convert.state_dict(theirs, optimizer, "
+                "params=model.parameters()))"
+            )
         only = ", ".join(map(str, group))
         raise ValueError(
             f"a parameter group of the checkpoint has no 'algorithm', only {only}: "
@@ -165,7 +173,20 @@ def _check_and_normalize(group: Group) -> None:
         build: Callable[..., Any] = ELEMENTWISE[algorithm]
         # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
         build(**{option: group[option] for option in own if option != "lr"})
+    if algorithm in ("muon", "adamw"):
+        _check_decay(group)
     _check_range(group)
+
+
+def _check_decay(group: Group) -> None:
+    """Raise for a decoupled weight decay that turns the sign of every entry: 1 − ηλ < 0."""
+    lr, decay = group["lr"], group["weight_decay"]
+    if not isinstance(lr, Tensor) and lr * decay > 1:
+        raise ValueError(
+            f"weight_decay={decay:g} with lr={lr:g}: a step would multiply every entry by "
+            f"1 − lr·weight_decay = {1 - lr * decay:.3g}, and expected is a number from 0 to 1; "
+            f"0.05 is usual, and 1/lr = {1 / lr:.3g} the largest"
+        )
 
 
 def _check_range(group: Group) -> None:
@@ -199,10 +220,7 @@ def _check_and_normalize_muon(group: Group) -> None:
     if group["polar"] == "auto":
         group["polar"] = Auto()
     if not isinstance(group["polar"], PolarMap):
-        raise TypeError(
-            f"polar={group['polar']!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
-            '"auto"; polarstep.Auto("cheap") has another budget'
-        )
+        _refuse_polar(group["polar"])
     transform = group["transform"]
     if transform is not None and not isinstance(transform, Transform):
         raise TypeError(
@@ -236,6 +254,18 @@ def _check_and_normalize_muon(group: Group) -> None:
             f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
             f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
         )
+
+
+def _refuse_polar(given: object) -> NoReturn:
+    remedy = 'polarstep.Auto("cheap") has another budget'
+    if given is None:
+        remedy = "leave the key out, and a group has the map of the optimizer"
+    elif isinstance(given, type) and issubclass(given, PolarMap):
+        remedy = f"give an instance, as {given.__name__}()"
+    raise TypeError(
+        f"polar={given!r}: expected a polar map such as polarstep.NewtonSchulz(), or "
+        f'"auto"; {remedy}'
+    )
 
 
 def _check_hashable(option: str, value: object) -> None:

@@ -105,11 +105,6 @@ class Auto(Containing):
         """A map with all the carries and random numbers that a map of this budget may have."""
         return FULL if self.budget == "full" else DEFLATED[WIDEST, False]
 
-    @property
-    def ignores_zeros(self) -> bool:
-        """Whether full space is the only choice; a sketch depends on the shape."""
-        return self.contained.ignores_zeros
-
     def resumes(self, carry: Carry, m: int, n: int) -> bool:
         """Whether the chosen map can continue; from an empty carry only if no map has any."""
         return super().resumes(carry, m, n) if carry else not self.carries

@@ -73,6 +73,10 @@ class Carry(dict[str, Tensor]):
         return Carry({name: tensor.to(dtype) for name, tensor in self.items()})
 
 
+# Maps whose step was found to return what it should, with the shape, and whether there was a carry.
+_CHECKED: set[tuple[PolarMap, torch.Size, bool]] = set()
+
+
 @dataclass(frozen=True)
 class Draw:
     """The inputs of a step besides M and its carry."""
@@ -132,23 +136,6 @@ class PolarMap(ABC):
     def uses_norm(self) -> bool:
         """Whether a step uses :attr:`Draw.squares`, which the momentum kernel then adds up."""
         return False
-
-    @property
-    def ignores_zeros(self) -> bool:
-        """Whether padding M with zero rows and columns only pads T with zero rows and columns.
-
-        True only for maps that need neither random numbers nor a carry. A step may then pad M.
-        """
-        return False
-
-    @property
-    def overwrites(self) -> bool:
-        """Whether the map has :meth:`overwrite`; only for maps without random numbers or a carry."""
-        return False
-
-    def overwrite(self, X: Tensor) -> None:
-        """``X ← T(X)`` for one wide matrix in float32 or float64, with little memory besides X."""
-        raise AssertionError("overwrites says that this map has no such method")
 
     @property
     def carries(self) -> tuple[str, ...]:
@@ -225,13 +212,18 @@ class PolarMap(ABC):
         return Polar(M, T, squared_norm=joined), Carry.joined([left for _, left in found])
 
     def checked_step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
-        """What :meth:`step` returns, if it has the form that the contract asks for.
+        """What :meth:`step` returns. The first step of a map on a shape is checked.
 
         Raises:
-            TypeError, ValueError: if not, with the name of the class whose step it is.
+            TypeError, ValueError: if the result has not the form that the contract asks for.
         """
-        method = f"{type(self).__name__}.step"
-        return checked_polar(self.step(M, carry, draw), M, self.carries, method)
+        found = self.step(M, carry, draw)
+        if not torch.compiler.is_compiling() and (self, M.shape, bool(carry)) not in _CHECKED:
+            checked_polar(found, M, self.carries, f"{type(self).__name__}.step")
+            if len(_CHECKED) >= 1024:
+                _CHECKED.clear()
+            _CHECKED.add((self, M.shape, bool(carry)))
+        return found
 
     def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
         """What :meth:`step` returns for each of the parts in which kernels take the matrices."""

@@ -19,8 +19,6 @@ from polarstep.polar.coefficients import Name, Polynomial
 from polarstep.polar.result import Lift
 from polarstep.polar.small import small_polar, suits_small
 from polarstep.products import Products
-from polarstep.products.in_place import iterate_in_place
-from polarstep.products.sizes import leaves_range, norm_by_rows, unit_scale
 from polarstep.products.squarings import square_products
 
 __all__ = ["SQUARINGS", "NewtonSchulz", "schatten_norm"]
@@ -120,11 +118,6 @@ class NewtonSchulz(PolarMap):
         return isinstance(self.delta, str)
 
     @property
-    def ignores_zeros(self) -> bool:
-        """True: polynomials keep zero rows and columns at zero, and zeros add nothing to δ."""
-        return True
-
-    @property
     def polynomials(self) -> tuple[Polynomial, ...]:
         """The polynomials φ₁, …, φ_q themselves."""
         return coefficients.resolve(self.coefficients, self.steps)
@@ -183,23 +176,6 @@ class NewtonSchulz(PolarMap):
             return gram.apply_to_normalized(X, self.polynomials)
         X = self._divided_by_delta(X, dtype, ops)
         return (gram.apply_polynomials if by_gram else ops.iterate)(X, self.polynomials)
-
-    @property
-    def overwrites(self) -> bool:
-        """True where δ is ‖M‖_F or a number, and the precision is M's own."""
-        return self.delta not in SQUARINGS and self.dtype is None
-
-    def overwrite(self, X: Tensor) -> None:
-        """``X ← T(X)`` with memory for half of XXᵀ."""
-        if isinstance(self.delta, str):
-            norm = norm_by_rows(X)
-            if bool(leaves_range(norm, X.dtype)) or float(norm) == 0:
-                X.mul_(unit_scale(X))
-                norm = norm_by_rows(X)
-            X.div_(norm.to(X.dtype).clamp_min(torch.finfo(X.dtype).tiny))
-        else:
-            X.div_(self.delta)
-        iterate_in_place(X, self.polynomials)
 
     def lift(self, B: Tensor) -> Lift:
         """W and X with T(B) = WX by the Gram form, where X may be B itself; not in tiles of a CPU."""

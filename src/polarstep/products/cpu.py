@@ -18,7 +18,6 @@ from torch import Tensor
 
 from polarstep.products.base import Products
 from polarstep.products.head import Head
-from polarstep.products.in_place import LARGE
 from polarstep.products.plain import plain_product
 from polarstep.products.row_product import RowProduct
 from polarstep.products.squarings import Polynomial, Squaring, squarings
@@ -50,13 +49,10 @@ class Cpu(Products):
     orthonormalization = "cholesky"
 
     def full_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
-        """bfloat16 for float32 where a CPU has matrix tiles (AMX), as a GPU has in full space.
-
-        Matrices so large that T takes the place of M stay in float32.
-        """
+        """bfloat16 for float32 where a CPU has matrix tiles (AMX), as a GPU has in full space."""
         dtype = self.dtype(dtype)
         suits = _suits_tiles(min(m, n), dtype, FULL_TILES_FROM)
-        return torch.bfloat16 if suits and m * n * dtype.itemsize < LARGE else dtype
+        return torch.bfloat16 if suits else dtype
 
     def sketch_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
         """bfloat16 for float32 where a CPU has matrix tiles (AMX), which are several times as fast.

@@ -15,7 +15,6 @@ __all__ = [
     "frobenius_norm",
     "largest_entry",
     "leaves_range",
-    "norm_by_rows",
     "shrink_of",
     "unit_scale",
     "unit_scale_for",
@@ -24,8 +23,6 @@ __all__ = [
 
 # Entries whose squares a CPU adds up at a time, on one core.
 PIECE = 2**15
-# Parts of a large matrix whose squares are added up one after the other, where memory matters.
-PARTS = 128
 # Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
 _SAFE = {torch.float64: (2.0**-480, 2.0**480)}
 _SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
@@ -48,14 +45,6 @@ def frobenius_norm(X: Tensor) -> Tensor:
     X, s = unit_scaled(X.float())
     rows = torch.linalg.vector_norm(X, dim=-1, keepdim=True)
     return torch.linalg.vector_norm(rows, dim=-2, keepdim=True) / s
-
-
-def norm_by_rows(X: Tensor) -> Tensor:
-    """‖X‖_F of one large matrix in float64, some rows at a time: a 128th of it is copied at once.
-
-    :func:`frobenius_norm` may copy all of X in float64.
-    """
-    return _norm_of_parts(torch.split(X, max(1, X.shape[0] // PARTS)))
 
 
 def _norm_of_parts(parts: Iterable[Tensor]) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from polarstep.distributed.ledger import AskedPlan
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
-from polarstep.optim.elementwise_rule import Elementwise, meant
+from polarstep.optim.elementwise_rule import Elementwise, meant, shown
 from polarstep.optim.flattened import check_unflattened
 from polarstep.optim.groups import Nonfinite, Rounding
 from polarstep.optim.misnamed import check_arguments, with_known_names
@@ -100,6 +100,10 @@ def muon_for(
     matrices they consist of. ``print(optimizer.routes)`` shows how each parameter is updated and why.
     Every group has a ``"role"``, by which its ``"lr_factor"`` can be changed later.
 
+    The defaults are a recipe: a cheap map for each shape, normalized rows, a rate by the ratio of the
+    sides of a matrix, weight decay on hidden matrices, and AdamW's rates by the size of the entries. The
+    defaults of :class:`polarstep.Muon` are the paper's plain equation.
+
     Without a model, ``muon_for(**options)`` returns a function that takes the model and builds the
     optimizer, for trainers that make the optimizer themselves.
 
@@ -111,11 +115,13 @@ def muon_for(
             for vectors.
         momentum: Muon's β. This and the next five arguments are :class:`polarstep.Muon`'s.
         nesterov: Nesterov or Polyak momentum in Muon.
-        polar: Muon's polar map, or ``"auto"`` for :class:`polarstep.Auto`.
-        weight_decay: Muon's weight decay; ``others`` has its own. In every group a step takes
-            ``lr · weight_decay`` of each entry.
+        polar: Muon's polar map; ``"auto"`` is :class:`polarstep.Auto`, which chooses a map for each
+            shape, and ``None`` the map of :class:`polarstep.Muon`.
+        weight_decay: Muon's weight decay; ``others`` has its own, by default none. In every group a step
+            takes ``lr · weight_decay`` of each entry.
         lr_scale: how Muon's learning rate depends on the shape of a matrix.
-        transform: a change of T before it is applied.
+        transform: a change of T before it is applied; by default each row is divided by the root of its
+            second moment over steps. ``None`` applies T as it is.
         others: the rule for all parameters that are not Muon's: ``AdamW(...)``, ``SGD(...)`` or another
             :class:`polarstep.Elementwise`. A rule with a rate of its own, as ``AdamW(lr=1e-3)``, begins
             at that rate, which stays in proportion to ``lr``.
@@ -328,8 +334,10 @@ def _is_exported(module: nn.Module) -> bool:
 def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
     for name, rule in given.items():
         if not isinstance(rule, Elementwise) and (rule is not None or name == "others"):
+            remedy = meant(rule) or (
+                '; to send these parameters to Muon, give rules=[("name.*", "muon")]'
+            )
             raise TypeError(
-                f"{name}={rule!r}: expected polarstep.AdamW(...), polarstep.SGD(...) or another "
-                f"polarstep.Elementwise{meant(rule)}; "
-                'to send these parameters to Muon, give rules=[("name.*", "muon")]'
+                f"{name}={shown(rule)}: expected polarstep.AdamW(...), polarstep.SGD(...) or another "
+                f"polarstep.Elementwise{remedy}"
             )

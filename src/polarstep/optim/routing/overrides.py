@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from polarstep.checked_values import is_integer
 from polarstep.matrix import Layout
-from polarstep.optim.elementwise_rule import Elementwise, meant
+from polarstep.optim.elementwise_rule import Elementwise, meant, shown
 from polarstep.optim.routing.anatomy import Site
 from polarstep.optim.routing.fused_weights import Cut
 from polarstep.optim.routing.roles import Form, form_of
@@ -92,7 +92,7 @@ def _check_target(title: str, target: Target) -> None:
             )
     elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
         raise TypeError(
-            f"{title} has the target {target!r}: expected AdamW(...), SGD(...) or another "
+            f"{title} has the target {shown(target)}: expected AdamW(...), SGD(...) or another "
             'polarstep.Elementwise, "muon", a dict of Muon\'s options, or None to leave the parameters '
             f"out{meant(target)}"
         )

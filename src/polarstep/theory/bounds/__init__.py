@@ -2,9 +2,8 @@
 
 :mod:`~polarstep.theory.bounds.polar_maps` has Propositions 1 and 2 and what a sketch captures,
 :mod:`~polarstep.theory.bounds.convergence` the lemmas and theorems on runs of Muon. All bounds of
-:mod:`~polarstep.theory.bounds.deflated` and :mod:`~polarstep.theory.bounds.scaled_rest`, about maps that
-keep the rest of their sketch, are not in the paper; nor are :func:`missed_directions`,
-:func:`sketched_rest_bound` and :func:`initial_bias_bound`.
+:mod:`~polarstep.theory.bounds.deflated`, about maps that keep the rest of their sketch, are not in the
+paper; nor are :func:`missed_directions`, :func:`sketched_rest_bound` and :func:`initial_bias_bound`.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from polarstep.theory.bounds.convergence import (
     universal_bound,
 )
 from polarstep.theory.bounds.deflated import (
-    certified_deflated_gamma,
     expected_lifted_gamma,
     ideal_deflated_gamma,
     lifted_gamma,
@@ -53,11 +51,6 @@ from polarstep.theory.bounds.polar_maps import (
     randomized_polar_bound,
     sketched_rest_bound,
 )
-from polarstep.theory.bounds.scaled_rest import (
-    deflated_nu,
-    expected_deflated_gamma,
-    expected_deflated_nu,
-)
 
 __all__ = [
     "PAPER_CONSTANT",
@@ -70,12 +63,8 @@ __all__ = [
     "batch_threshold",
     "captured_energy_bound",
     "captured_energy_of_sketch",
-    "certified_deflated_gamma",
     "covered_by_proposition_1",
-    "deflated_nu",
     "exact_polar_bound",
-    "expected_deflated_gamma",
-    "expected_deflated_nu",
     "expected_lifted_gamma",
     "gaussian_row_bound",
     "hilbert_constant",

@@ -1,15 +1,9 @@
 """Bounds on γ and ν of deflated maps, which keep the rest of their sketch. None of them is in the paper.
 
 Notation as in :mod:`polarstep.polar.deflated`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
-factor of B, R = M − QB, δ > 0, X₀ = QZ + R/δ and T = p(s·X₀) for an odd polynomial p(x) = x·q(x²), which
-acts on singular values. The inner map is exact. Three facts carry everything. QᵀR = 0. Hence
-
-    ⟨M, X₀⟩ = ⟨B, Z⟩ + ⟨R, R/δ⟩ = ‖B‖_* + ‖R‖²_F/δ                                                 (1)
-    ‖M‖_* ≤ ‖B‖_* + ‖R‖_*,   so that   ‖M‖_* − ⟨M, X₀⟩ ≤ Σσᵢ(R)(1 − σᵢ(R)/δ)                      (2)
-    ‖R‖²_F = ‖M‖²_F − ‖B‖²_F,   rank R ≤ N = d₀ − ℓ                                                (3)
-
-They hold for every δ. A small ν needs s·‖X₀‖_op ≤ 1 alone, as p is made for [0, 1]. A rest that is only
-scaled, T = X₀, has bounds of its own in :mod:`polarstep.theory.bounds.scaled_rest`.
+factor of B, R = M − QB of rank at most N = d₀ − ℓ, δ > 0, X₀ = QZ + R/δ and T = p(s·X₀) for an odd
+polynomial p(x) = x·q(x²), which acts on singular values. The inner map is exact. δ may be anything. A
+small ν needs s·‖X₀‖_op ≤ 1, as p is made for [0, 1].
 
 γ has a closed form where Q spans leading singular vectors. For any other Q the rows of Z and R overlap,
 so that X₀ has other singular vectors than M. γ has a bound all the same.
@@ -18,15 +12,15 @@ Let bᵢ and vᵢ be the singular values and right singular vectors of B, rⱼ a
 Y = X₀ᵀX₀. QᵀR = 0 gives Y = ZᵀZ + RᵀR/δ², QᵀX₀ = Z and RᵀX₀ = RᵀR/δ. With T = s·X₀·q(s²Y) and
 BᵀZ = (BᵀB)^½ therefore
 
-    ⟨M, T⟩ = ⟨QB, T⟩ + ⟨R, T⟩ = s·Σbᵢ·vᵢᵀq(s²Y)vᵢ + (s/δ)·Σrⱼ²·dⱼᵀq(s²Y)dⱼ.                        (4)
+    ⟨M, T⟩ = ⟨QB, T⟩ + ⟨R, T⟩ = s·Σbᵢ·vᵢᵀq(s²Y)vᵢ + (s/δ)·Σrⱼ²·dⱼᵀq(s²Y)dⱼ.                        (1)
 
 Let q̂ be convex with q̂ ≤ q on [0, s²‖X₀‖²_op]. By Jensen's inequality for the spectral measure of Y at a
 unit vector v, vᵀq(s²Y)v ≥ q̂(s²·vᵀYv), and so
 
-    ⟨M, T⟩ ≥ s·Σbᵢ·q̂(s²(1 + ωᵢ)) + (s/δ)·Σrⱼ²·q̂(s²(rⱼ²/δ² + ζⱼ))                                   (5)
+    ⟨M, T⟩ ≥ s·Σbᵢ·q̂(s²(1 + ωᵢ)) + (s/δ)·Σrⱼ²·q̂(s²(rⱼ²/δ² + ζⱼ))                                   (2)
 
 with the overlaps ωᵢ = ‖Rvᵢ‖²/δ² and ζⱼ = ‖Zdⱼ‖². Both are zero where Q spans singular vectors of M.
-:func:`lifted_gamma` is (5) for a given Q, and :func:`expected_lifted_gamma` its mean over Gaussian
+:func:`lifted_gamma` is (2) for a given Q, and :func:`expected_lifted_gamma` its mean over Gaussian
 sketches, from the spectrum of M.
 """
 
@@ -51,10 +45,8 @@ from polarstep.polar.rest_norm import FACTOR, rest_size
 from polarstep.products.start_vectors import SIGNS, norm_products
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.polar_maps import sketched_rest_bound
-from polarstep.theory.bounds.scaled_rest import DELTA, quantile
 
 __all__ = [
-    "certified_deflated_gamma",
     "expected_lifted_gamma",
     "ideal_deflated_gamma",
     "lifted_gamma",
@@ -65,7 +57,8 @@ __all__ = [
 Polynomials = Sequence[Polynomial]
 
 GRID = 4001
-# What errors say is expected of s.
+# What errors say is expected of δ and of s.
+DELTA = "δ > 0, of the size of R's singular values"
 SCALE = "s > 0, with s·‖X₀‖_op ≤ 1 or little more; take scale=None for 1/‖X₀‖_op"
 # κ, the largest √t − t/√(1 + t). It is at the t with t² = 1 − t.
 KAPPA = ((math.sqrt(5) - 1) / 2) ** 2.5
@@ -79,8 +72,8 @@ SLOPES = 121
 def ideal_deflated_gamma(
     singular_values: Tensor,
     ell: int,
+    polynomials: Polynomials,
     delta: Tensor | float | None = None,
-    polynomials: Polynomials = (),
     *,
     scale: Tensor | float | None = None,
 ) -> Tensor:
@@ -90,13 +83,12 @@ def ideal_deflated_gamma(
 
         γ = 1 − (p(s)·Σ_{j≤ℓ}σⱼ + Σ_{j>ℓ}σⱼ·p(sσⱼ/δ))/Σσⱼ.
 
-    Without polynomials p(x) = x: the rest is only scaled. ``delta`` is δ > 0, by default σ_{ℓ+1} =
-    ‖R‖_op. ``scale`` is s, by default 1/‖X₀‖_op, or 1 without polynomials. s·‖X₀‖_op ≤ 1 must hold,
-    where ‖X₀‖_op = max(1, σ_{ℓ+1}/δ). Proposition 1 is the case ℓ = 0.
+    ``delta`` is δ > 0, by default σ_{ℓ+1} = ‖R‖_op. ``scale`` is s, by default 1/‖X₀‖_op. s·‖X₀‖_op ≤ 1
+    must hold, where ‖X₀‖_op = max(1, σ_{ℓ+1}/δ). Proposition 1 is the case ℓ = 0.
 
     >>> sigma = torch.tensor([10.0, 0.5, 0.4])
-    >>> [round(float(ideal_deflated_gamma(sigma, 1, None, steps)), 4) for steps in ((), [(1.5, -0.5)])]
-    [0.0073, 0.0021]
+    >>> round(float(ideal_deflated_gamma(sigma, 1, [(1.5, -0.5)])), 4)
+    0.0021
     """
     sigma = check.spectrum(singular_values)
     if not check.is_whole(ell) or not 0 <= ell < sigma.shape[-1]:
@@ -112,65 +104,13 @@ def ideal_deflated_gamma(
     x = torch.where(largest > 0, tail / torch.where(divisor > 0, divisor, 1), 0.0)
     norm = x[..., :1].clamp_min(1) if ell else x[..., :1]
     if scale is None:
-        scale = 1 / torch.where(norm > 0, norm, 1) if polynomials else 1.0
+        scale = 1 / torch.where(norm > 0, norm, 1)
     else:
         scale = check.positive_each("scale", scale, sigma, SCALE)[..., None]
     _check_within_one(scale * norm)
-    kept = (tail * _value(polynomials, scale * x)).sum(-1)
-    at_head = _value(polynomials, scale * torch.ones_like(largest))
+    kept = (tail * polynomials_of.evaluate(polynomials, scale * x)).sum(-1)
+    at_head = polynomials_of.evaluate(polynomials, scale * torch.ones_like(largest))
     return 1 - (at_head[..., 0] * head.sum(-1) + kept) / sigma.sum(-1)
-
-
-def certified_deflated_gamma(
-    norm: Tensor,
-    norm_B: Tensor,
-    head_alignment: Tensor,
-    head_loss: Tensor | float,
-    left: int,
-    *,
-    delta: Tensor | None = None,
-    alignment: Tensor | None = None,
-) -> Tensor:
-    """A bound on the γ of one step from numbers that the step has computed anyway.
-
-    With E = ‖R‖²_F from (3), ‖R‖_* ≤ √(NE), and
-
-        γ ≤ 1 − ⟨M, T⟩/(‖B‖_* + √(NE)).
-
-    This holds for any T. ``alignment`` is the measured ⟨M, T⟩. For a rest that is only scaled, ⟨M, T⟩ =
-    ⟨B, Z⟩ + E/δ by (1), so ``delta`` can be given in place of the measurement. Give exactly one of the
-    two.
-
-    All arguments are in the precision of the step. The bound does not allow for the rounding of
-    ‖M‖²_F − ‖B‖²_F; the caller must.
-
-    Args:
-        norm: ‖M‖_F.
-        norm_B: ‖B‖_F.
-        head_alignment: ⟨B, Z⟩.
-        head_loss: an upper bound on ‖B‖_* − ⟨B, Z⟩; 0 for an exact inner map.
-        left: N = min(m, n) − ℓ.
-        delta: δ of a rest that is only scaled; ∞ where the rest is left out.
-        alignment: ⟨M, T⟩, where it was measured.
-    """
-    if (delta is None) == (alignment is None):
-        given = "neither" if delta is None else "both"
-        raise ValueError(
-            f"{given} of delta and alignment: expected delta for a rest that is only scaled, or the "
-            "measured alignment ⟨M, T⟩ for any T"
-        )
-    norm, norm_B, head = (
-        torch.as_tensor(each, dtype=torch.float64) for each in (norm, norm_B, head_alignment)
-    )
-    loss = torch.as_tensor(head_loss, dtype=torch.float64)
-    energy = (norm.square() - norm_B.square()).clamp_min(0)
-    if delta is None:
-        known = torch.as_tensor(alignment, dtype=torch.float64)
-    else:
-        divisor = torch.as_tensor(delta, dtype=torch.float64)
-        known = head + torch.where(divisor > 0, energy / torch.where(divisor > 0, divisor, 1), 0.0)
-    nuclear = head + loss + (left * energy).sqrt()
-    return _over(nuclear - known, nuclear)
 
 
 def lifted_gamma(
@@ -181,7 +121,7 @@ def lifted_gamma(
     *,
     scale: Tensor | float | None = None,
 ) -> Tensor:
-    """A bound on γ of T = p(s·X₀) for given M and Q: inequality (5), divided by ‖M‖_*.
+    """A bound on γ of T = p(s·X₀) for given M and Q: inequality (2), divided by ‖M‖_*.
 
     It holds for every Q with orthonormal columns, every δ > 0 and s > 0. q̂ is the lower convex hull of
     q on [0, s²‖X₀‖²_op]. Without overlap, and where q is convex, the bound is the γ of
@@ -261,7 +201,7 @@ def expected_lifted_gamma(
     spread. The best a of a grid is taken, each with its least b.
 
     Proof. As QᵀR = 0, ‖X₀‖²_op ≤ u = 1 + r₁²/δ². So s·q(s²y) ≥ (b/s² + ay)^{−½} ≥ (βu + ay)^{−½}, a
-    convex function of y, and Jensen's inequality as in (5) says
+    convex function of y, and Jensen's inequality as in (2) says
 
         ⟨M, T⟩ ≥ Σbᵢzᵢ^{−½} + Σ(rⱼ²/δ)(a·rⱼ²/δ² + Dⱼ)^{−½},   zᵢ = βu + a(1 + ωᵢ),   Dⱼ = βu + aζⱼ.
 
@@ -278,7 +218,7 @@ def expected_lifted_gamma(
     concave, so every mean may be replaced by its bound. With the z above, the terms with S_h add up to
     S_h·z^{−½}. ∎
 
-    The bound of one also holds: p > 0 makes each term of (4) at least 0. Assumes an exact inner map,
+    The bound of one also holds: p > 0 makes each term of (1) at least 0. Assumes an exact inner map,
     p > 0 on (0, t₁], 1 ≤ ℓ < rank(M), and a rest above the rounding floor of
     :func:`polarstep.polar.rest_norm.rest_size`.
 
@@ -339,9 +279,9 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
             f"reach={reach}: expected a bound on s·‖X₀‖_op, above 0; usually 1 to 1.17"
         )
     x = torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu")
-    value = _value(polynomials, x)
+    value = polynomials_of.evaluate(polynomials, x)
     # A peak between two points of the grid may exceed both by an eighth of a second difference.
-    between = float(value.diff(n=2).abs().max()) / 8 if polynomials else 0.0
+    between = float(value.diff(n=2).abs().max()) / 8
     return max(float(value.abs().max()) + between - 1, 0.0)
 
 
@@ -371,18 +311,14 @@ def longest_deflated_step(
         "a share of directions between 0 and 1, as 0.01; no bound holds for all directions",
     )
     short = min(m, n)
-    best = quantile(1, unseen ** (1 / SIGNS))
+    root = torch.tensor(unseen ** (1 / SIGNS), dtype=torch.float64)
+    best = 2 * float(torch.erfinv(root)) ** 2  # P(χ²₁ ≤ q) = erf(√(q/2))
     scale = tolerant_scale(tuple(polynomials)) / MARGIN_OF_SCALE
     reach = scale / norm_floor(min(1.0, best / short), norm_products(short))
     return 1 + lifted_nu(polynomials, reach)
 
 
-# The polynomial: its value, its slope q, a simple bound below it, and a convex one
-
-
-def _value(polynomials: Polynomials, x: Tensor) -> Tensor:
-    """p(x), and x itself without steps."""
-    return polynomials_of.evaluate(polynomials, x) if polynomials else x
+# The polynomial: its slope q, a simple bound below it, and a convex one
 
 
 def _slope(steps: Polynomials, y: Tensor) -> Tensor:
@@ -473,10 +409,5 @@ def _check_within_one(reach: Tensor) -> None:
     if bool((reach > 1 + 1e-9).any()):
         raise ValueError(
             f"s·‖X₀‖_op = {float(reach.max()):g}: expected at most 1, as the polynomials are made for "
-            "[0, 1]; take scale=None for 1/‖X₀‖_op, or without polynomials delta=None for ‖R‖_op"
+            "[0, 1]; take scale=None for 1/‖X₀‖_op"
         )
-
-
-def _over(lost: Tensor, whole: Tensor) -> Tensor:
-    """lost/whole, 0 for a zero matrix, which has nothing to lose, and NaN for one that is not finite."""
-    return torch.where(whole == 0, 0.0, lost / torch.where(whole == 0, 1.0, whole)).clamp_max(1)
