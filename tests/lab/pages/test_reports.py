@@ -40,8 +40,9 @@ def test_the_gflops_of_every_record_are_the_ledgers():
         setting = (setting_of(run), device)
         if setting not in expected:
             config = RunConfig.from_dict(run.identity.config)
-            if config.rule.peer is not None:
-                continue  # not counted
+            polar = config.optimizer.polar
+            if config.rule.peer is not None or polar.keep > 1 or polar.rest == "scaled":
+                continue  # not counted, or a map that this version does not have
             with torch.device("meta"):
                 model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
             expected[setting] = optimizer_gflops(model, config, device)
