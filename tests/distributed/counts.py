@@ -46,8 +46,8 @@ PLANS = ("owner", "replicated", "gather")
 @contextmanager
 def received() -> Iterator[dict[str, float]]:
     """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
-    found = {"all-to-all": 0.0, "maximum": 0.0, "status": 0.0}
-    swap, reduce = dist.all_to_all_single, dist.all_reduce
+    found = {"all-to-all": 0.0, "all-gather": 0.0, "maximum": 0.0, "status": 0.0}
+    swap, reduce, gather = dist.all_to_all_single, dist.all_reduce, dist.all_gather_into_tensor
 
     def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
         me = dist.get_rank(options["group"])
@@ -61,11 +61,17 @@ def received() -> Iterator[dict[str, float]]:
         found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
         return reduce(values, **options)
 
+    def counted_gather(out: Any, sent: Any, **options: Any) -> Any:
+        found["all-gather"] += out.numel() - sent.numel()
+        return gather(out, sent, **options)
+
     dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    dist.all_gather_into_tensor = counted_gather
     try:
         yield found
     finally:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
+        dist.all_gather_into_tensor = gather
 
 
 # A mesh makes groups of processes, which takes longer than a step of a small case.
@@ -122,13 +128,14 @@ def order(plan: str) -> list[str]:
     places = [
         (wire, "meet"),
         (wire, "exchange"),
+        (wire, "share"),
         (wire, "begin_largest_of_ranks"),
         (wire.Arriving, "wait"),
         (wire.Comparing, "wait"),
     ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
-    words = ["meet", "send", "send", "wait", "wait", "compute"]
+    words = ["meet", "send", "send", "send", "wait", "wait", "compute"]
     for place, call, word in zip(places, before, words, strict=True):
         setattr(*place, noted(word, call))
     try:

@@ -140,6 +140,20 @@ def test_kaczmarz_draws_the_same_of_equal_columns_in_every_memory_layout(shape, 
         assert torch.equal(factors, scales)
 
 
+def test_kaczmarz_draws_the_same_of_other_columns_in_every_memory_layout():
+    """Sums of squares by rows and by columns differ in their last bits."""
+    M = gaussian(2001, 8)
+    laid = M.mT.contiguous().mT
+    assert not torch.equal(
+        torch.linalg.vector_norm(M, dim=0), torch.linalg.vector_norm(laid, dim=0)
+    )
+    numbers = torch.linspace(0, 0.99, 5, dtype=torch.float64)
+    indices, scales = Kaczmarz().columns(M, numbers)
+    again, factors = Kaczmarz().columns(laid, numbers)
+    assert torch.equal(again, indices)
+    assert torch.equal(factors, scales)
+
+
 @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e200, 1e300])
 def test_kaczmarz_draws_the_same_at_every_scale(scale):
     M = gaussian(6, 9)

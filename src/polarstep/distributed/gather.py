@@ -50,9 +50,10 @@ class Gathered:
 
     def bring(self, b: TensorBucket, engine: TorchEngine) -> Brought:
         """M from all ranks."""
-        for target in engine.targets(b):
-            target.begin_gathering()
+        failed = engine.begin_gathering(b)
         yield b.nbytes
+        if failed is not None:
+            raise failed
         M = engine.momentum(b)
         b.gather_carry()
         return M, b.carry()

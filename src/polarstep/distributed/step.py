@@ -266,7 +266,8 @@ class Split:
                 for signature, member in members_of(lasting, index, self._state):
                     # Nesterov and skipping are up to each parameter here, and not to its bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
-                    spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
+                    key = (its, layout.ranks, layout.cut == ())
+                    spread = owned.setdefault(key, Spread(its, [], []))
                     spread.members.append(member)
                     spread.layouts.append(layout)
         buckets, steps = list(owned.values()), []
