@@ -92,7 +92,7 @@ def interrupted() -> dict[str, tuple[Parallel, RunConfig]]:
 CHANGES = {
     (1, 2): tuple(interrupted()),
     (2, 1): tuple(interrupted()),
-    (2, 4): ("kept-fsdp", "warm-ddp"),
+    (2, 4): ("warm-ddp",),
     (4, 1): ("warm-fsdp", "adamw-fsdp"),
 }
 
