@@ -17,8 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import polarstep as ps
-from polarstep import rng
+from polarstep import muon, rng
 from polarstep.distributed import wire
+from polarstep.optim import over_ranks
 from polarstep.polar import Warm
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
@@ -185,6 +186,8 @@ def no_tiles() -> bool:
 @mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
+    with mock.patch.object(muon, "WINDOW", 1), mock.patch.object(over_ranks, "WINDOW", 1):
+        found["in a window"] = order("owner")
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):

@@ -29,7 +29,7 @@ from polarstep.distributed.status import (
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders
 from polarstep.engines.replay import ReplayedStep
-from polarstep.muon import Running, run, steps_here, steps_of
+from polarstep.muon import WINDOW, Running, run, steps_here, steps_of
 from polarstep.optim.alike import GroupOptions
 from polarstep.optim.groups import ELEMENTWISE, NAMELESS, Group, named_params
 from polarstep.optim.options import CheckedOptions
@@ -171,12 +171,11 @@ class StepOverRanks:
         hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
         split.let_rest()
         steps = chain(
-            starmap(Running, split.steps(draws)),
+            starmap(Running, split.steps(draws, WINDOW)),
             steps_here(split.here, split.state, draws, hooks, replayed),
             steps_of(split.gathered, state, draws, hooks),
         )
         run(steps, split.errors)
-        split.finish()
         split.settle()
         self._failure = split.errors[0] if split.errors else None
 
