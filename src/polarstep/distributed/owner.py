@@ -28,10 +28,10 @@ from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.distributed.spread import Part, Spread
 from polarstep.engines.torch import Target
+from polarstep.maps import Carry, Draw, Polar
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import carried_dtype
 from polarstep.optim.stepping.collect import Member, State
-from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Trip"]
 
