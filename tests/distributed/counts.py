@@ -17,9 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import polarstep as ps
-from polarstep import rng
+from polarstep import muon, rng
 from polarstep.distributed import wire
-from polarstep.polar import Warm
+from polarstep.maps import Warm
+from polarstep.optim import over_ranks
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -182,9 +183,11 @@ def no_tiles() -> bool:
     return False
 
 
-@mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
+@mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
+    with mock.patch.object(muon, "WINDOW", 1), mock.patch.object(over_ranks, "WINDOW", 1):
+        found["in a window"] = order("owner")
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):

@@ -128,6 +128,20 @@ def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
         assert under_way[computes[plan == "replicated"]] >= 1
 
 
+@needs_gloo
+def test_buckets_wait_until_others_have_left_the_window(found) -> None:
+    """Where no two of them fit, each matrix is sent, computed and sent back before the next."""
+    for there in found[2]:
+        status, *events = there["in a window"]
+        assert status == "meet"
+        under_way = [
+            events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
+        ]
+        assert max(under_way) == 1
+        assert events.count("send") == 2 * 4
+        assert events.count("compute") == 2
+
+
 def test_one_rank_receives_nothing() -> None:
     for plan in ledger.PLANS:
         shared = ledger.SharedMatrices(64, 96, count=4, ranks=1)

@@ -28,10 +28,10 @@ from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.distributed.spread import Part, Spread
 from polarstep.engines.torch import Target
+from polarstep.maps import Carry, Draw, Polar
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import carried_dtype
 from polarstep.optim.stepping.collect import Member, State
-from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Trip"]
 
@@ -60,6 +60,7 @@ class Trip:
         self.dtype = wire_dtype(its.polar, its.dtype, its.device)  # of numbers on the way
         # Whether every rank has all of M and needs all of T, as where parameters are copies.
         self.copied = all(layout.cut == () for layout in bucket.layouts)
+        self.nbytes = len(self.matrices) * bucket.bytes_of_one
         self._sizes: dict[tuple[str, bool], tuple[list[int], list[int]]] = {}
 
     def step(
@@ -69,11 +70,11 @@ class Trip:
         numbers: Callable[[], Tensor | None],
         errors: list[Exception],
         graphs: OwnedGraphs,
-    ) -> Generator[None, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
-        """One step of the bucket; yields wherever it waits for other ranks.
+    ) -> Generator[int, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
+        """One step of the bucket; yields the bytes that it holds wherever it waits for other ranks.
 
-        Returns this rank's parts of T by member. An error is added to ``errors``, and zeros are sent in
-        place of what failed, so that no rank waits for this one.
+        Returns this rank's parts of T by member. Up to the last exchange an error is added to
+        ``errors``, and zeros are sent in place of what failed, so that no rank waits for this one.
         """
         its, dtype = self.bucket.signature, self.dtype
         shapes = carries.shapes_of(its, dtype)
@@ -93,7 +94,7 @@ class Trip:
         received = guarded(pack, sizes)
         if not self.copied:
             there = wire.exchange(received, sizes, counts, self.ranks)
-            yield
+            yield self.nbytes
             there.wait()
             received = there.received
 
@@ -112,13 +113,8 @@ class Trip:
             back = wire.share(sent, from_each, self.ranks)
         else:
             back = wire.exchange(sent, to_each, from_each, self.ranks)
-        yield
-        arrived = back.wait()
-        try:
-            return self.received_back(arrived, shapes, state)
-        except Exception as error:
-            errors.append(error)
-            return []
+        yield self.nbytes
+        return self.received_back(back.wait(), shapes, state)
 
     @property
     def _receivers(self) -> Sequence[int]:
