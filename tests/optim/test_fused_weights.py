@@ -421,6 +421,26 @@ def test_cuts_that_cannot_be_right_are_refused(model, splits, error, message):
         muon_for(model, splits=splits)
 
 
+class Selective(nn.Module):
+    """The layers of Mamba's mixer around its state: Δ, B and C come from one projection."""
+
+    def __init__(self, rank: int = 4, states: int = 6, inner: int = 2 * WIDTH) -> None:
+        super().__init__()
+        self.x_proj = nn.Linear(inner, rank + 2 * states, bias=False)
+        self.dt_proj = nn.Linear(rank, inner)
+        self.A_log = nn.Parameter(torch.zeros(inner, states))
+
+
+def test_the_projection_to_the_state_of_mamba_is_cut():
+    row = muon_for(in_a_model(Selective())).routes["blocks.0.layer.x_proj.weight"]
+    assert row.matrix == " + ".join(f"{rows}×{2 * WIDTH}" for rows in (4, 6, 6))
+    assert row.why == "hidden: Linear: Δ, B, C of x_proj"
+    other = Selective()
+    other.x_proj = nn.Linear(2 * WIDTH, 15, bias=False)  # no such sum of parts
+    route = muon_for(in_a_model(other)).routes["blocks.0.layer.x_proj.weight"]
+    assert route.matrix == f"15×{2 * WIDTH}"
+
+
 # --- routers
 
 
