@@ -95,12 +95,12 @@ try-wheel: dist
 benchmark: $(STAMP)
 	$(BIN)/python benchmarks/polar_cost.py
 
-# Every report under results/ from the archives of runs beside it, the tables of studies, and those of the pages.
+# A report of each folder of runs under results/ in build/results/, the tables of studies, and those of the pages.
 results: $(STAMP)
 	@mkdir -p build
 	@for folder in results/*/; do \
 		if [ -n "$$(find $$folder -name records.jsonl)" ]; then \
-			$(BIN)/polarstep report $$folder --out $$folder || exit 1; \
+			$(BIN)/polarstep report $$folder --out build/$$folder || exit 1; \
 		fi; \
 	done
 	@for study in adaptive frontier low-precision scaling toy-ideas; do \

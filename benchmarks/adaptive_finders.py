@@ -8,7 +8,7 @@ Each finder also has the fixed setting, which runs the same code. All decisions 
 from the numbers of the last step, and the host never waits for them.
 
 A matrix then depends on the others of its batch. So the maps do not keep the promise of
-:mod:`polarstep.polar.base` that a batch is its matrices.
+:mod:`polarstep.maps.base` that a batch is its matrices.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import products
-from polarstep.polar import Carry, Draw, Finder
-from polarstep.polar.finders import Basis, Fresh
-from polarstep.polar.orthonormal import orthonormalize
-from polarstep.polar.result import Lift
+from polarstep.maps import Carry, Draw, Finder
+from polarstep.maps.result import Lift
+from polarstep.maps.subspace import Basis, Fresh, orthonormalize
+from polarstep.ops import ops_of
 
 __all__ = ["Chosen", "Measured", "Renewed", "filled", "fitted", "power_law"]
 
@@ -77,7 +76,7 @@ class Measured(Finder):
     def fresh(self, A: Tensor, draw: Draw, mask: Tensor | None = None) -> Tensor:
         """Q = orth((M Mᵀ)^h M Ω) for a whole h; ``mask`` (batch, ℓ) is zero where Q has no column."""
         assert draw.numbers is not None
-        ops = products.of(A.device)
+        ops = ops_of(A.device)
         width = draw.numbers.shape[-1]
         padded = self.padded(width, A.dtype, A.device)
         Y = ops.sketched(A, draw.numbers.to(A.dtype), padded)
@@ -228,7 +227,7 @@ def _energy(X: Tensor) -> Tensor:
 
 def _orthonormal(Y: Tensor, A: Tensor, *, rough: bool = False) -> Tensor:
     """An orthonormal basis of Y's range, in the precision of A."""
-    return orthonormalize(products.of(A.device).workable(Y), rough=rough).to(A.dtype)
+    return orthonormalize(ops_of(A.device).workable(Y), rough=rough).to(A.dtype)
 
 
 def power_law(decay: Tensor, rows: int) -> Tensor:

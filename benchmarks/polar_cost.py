@@ -29,7 +29,7 @@ from rich.table import Table
 from torch import Tensor
 
 from polarstep import Kaczmarz, LowRank, Muon, NewtonSchulz, PolarMap, rng
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 SHAPES = {"768×768": (768, 768), "3072×768": (3072, 768)}
 

@@ -15,7 +15,9 @@ A record has the mean loss on held-out data after the last step: ``validation`` 
 chooses options, ``test`` on the second half, and ``held_out`` on all of it; ``curve`` is that on the
 first half after so many steps. A run whose loss is not finite ends early and has no such loss.
 
---data holds ``wiki_train_000001.bin`` and ``wiki_val_000000.bin``, shards of GPT-2 tokens.
+--data holds ``wiki_train_000001.bin`` and ``wiki_val_000000.bin``, shards of GPT-2 tokens; for the
+small families, which are for a CPU (``--device cpu``), CIFAR-10, ``tinyshakespeare.txt`` and
+``mobydick.txt``.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ def train(
     torch.set_float32_matmul_precision("high")
     torch.manual_seed(seed)
     data = opened(family, folder, device)
-    model = FAMILIES[family].model(seed).to(device)
+    model = FAMILIES[family].model(seed, folder).to(device)
     optimizers = METHODS[method].build(model, **options)
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
     rates = [float(group["lr"]) for group in groups]
@@ -156,7 +158,7 @@ class Runs:
         steps = self.how.steps or FAMILIES[family].steps
         asked = {"family": family, "method": method, "options": dict(options), "seed": seed}
         asked["steps"] = steps
-        if not options:
+        if method == "default":
             asked["commit"] = self.how.commit
         for record in read_lines(self.how.out):
             if all(record.get(key) == value for key, value in asked.items()):
@@ -187,6 +189,7 @@ class Runs:
 
     def choose(self, family: str, method: str) -> tuple[Options, str]:
         """The best options, and how they were found."""
+        from two_lines_families import FAMILIES
         from two_lines_methods import METHODS
 
         tried: list[Options] = []
@@ -198,7 +201,10 @@ class Runs:
         ladders = METHODS[method].ladders
         if not ladders:
             return {}, "default"
-        best = climb(METHODS[method].start, ladders, loss)
+        start = dict(METHODS[method].start)
+        wanted = FAMILIES[family].rate * start["lr"]
+        start["lr"] = min(ladders["lr"], key=lambda rate: abs(math.log(rate / wanted)))
+        best = climb(start, ladders, loss)
         return best, f"best of {len(tried)} runs on seed {CHOICE}"
 
 
@@ -234,7 +240,9 @@ def grouped(records: Iterable[Record]) -> dict[Group, dict[int, Record]]:
 
     found: dict[Group, dict[int, Record]] = {}
     for record in records:
-        how = in_words(record["options"]) or f"at {record['commit'][:8]}"
+        how = in_words(record["options"])
+        if record["method"] == "default":
+            how = f"{how} at {record['commit'][:8]}".lstrip()
         if record["steps"] != usual[record["family"]].steps:
             how += f", {record['steps']} steps"
         key = (record["family"], record["method"], how)

@@ -37,12 +37,19 @@ class Method:
     warm_up: float = 0.0
 
 
-def roles(model: nn.Module) -> dict[str, list[nn.Parameter]]:
-    """The parameters of a model by their role, as this package routes them."""
-    found: dict[str, list[nn.Parameter]] = {}
+Roles = dict[str, list[nn.Parameter]]
+
+
+def routed(model: nn.Module) -> tuple[list[nn.Parameter], Roles]:
+    """The matrices for Muon, and the other parameters by role, as this package routes them."""
+    matrices: list[nn.Parameter] = []
+    others: Roles = {}
     for group in ps.muon_for(model).param_groups:
-        found.setdefault(group["role"], []).extend(group["params"])
-    return found
+        if group["algorithm"] == "muon":
+            matrices += group["params"]
+        else:
+            others.setdefault(group["role"], []).extend(group["params"])
+    return matrices, others
 
 
 def size(parameters: list[nn.Parameter]) -> float:
@@ -51,29 +58,27 @@ def size(parameters: list[nn.Parameter]) -> float:
         return float(parameters[0].square().mean().sqrt()) or 0.02
 
 
-def rates(found: Mapping[str, list[nn.Parameter]], factor: float) -> dict[str, float]:
-    """The rate of each role but the hidden matrices."""
+def rates(others: Roles, factor: float) -> dict[str, float]:
+    """The rate of each role."""
     return {
         role: factor * (VECTORS if role == "vector" else RELATIVE * size(parameters))
-        for role, parameters in found.items()
-        if role != "hidden"
+        for role, parameters in others.items()
     }
 
 
-def default(model: nn.Module) -> list[Optimizer]:
-    """What two lines give."""
-    return [ps.muon_for(model)]
+def default(model: nn.Module, **options: Any) -> list[Optimizer]:
+    """What two lines give; fine-tuning may take another ``lr``."""
+    return [ps.muon_for(model, **options)]
 
 
 def ours(polar: Literal["auto"] | None) -> Callable[..., list[Optimizer]]:
     """``muon_for`` with normalized rows, fan-ratio, decay, and all rates in proportion to ``lr``."""
 
     def build(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
-        found = rates(roles(model), lr / RATE)
+        _, others = routed(model)
         rules: dict[str, Any] = {
             f"{role}s": ps.AdamW(lr=rate, betas=BETAS, weight_decay=0.0)
-            for role, rate in found.items()
-            if role in ("embedding", "head", "vector", "router")
+            for role, rate in rates(others, lr / RATE).items()
         }
         optimizer = ps.muon_for(
             model,
@@ -102,9 +107,8 @@ def adamw(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
 
 def torch_muon(model: nn.Module, lr: float, others: float, weight_decay: float) -> list[Optimizer]:
     """torch's Muon for hidden matrices, torch's AdamW at a rate of its own for all else."""
-    found = roles(model)
-    matrices = found.pop("hidden")
-    rest = [p for parameters in found.values() for p in parameters]
+    matrices, by_role = routed(model)
+    rest = [p for parameters in by_role.values() for p in parameters]
     first = torch.optim.Muon(matrices, lr=lr, weight_decay=weight_decay)
     fused = matrices[0].is_cuda or None
     return [first, torch.optim.AdamW(rest, lr=others, betas=BETAS, weight_decay=0.0, fused=fused)]
@@ -117,25 +121,39 @@ def normuon(model: nn.Module, lr: float, others: float, weight_decay: float) -> 
     """
     import dion
 
-    found = roles(model)
-    matrices = found.pop("hidden")
+    matrices, by_role = routed(model)
     on_gpu = matrices[0].is_cuda
     first = dion.NorMuon(
         [{"params": matrices}],
         lr=lr,
         weight_decay=weight_decay,
         use_triton=on_gpu,
+        flatten=True,
         nesterov=True,
     )
-    each = rates(found, others)
-    groups = [{"params": parameters, "lr": each[role]} for role, parameters in found.items()]
+    each = rates(by_role, others)
+    groups = [{"params": parameters, "lr": each[role]} for role, parameters in by_role.items()]
     return [
         first,
         torch.optim.AdamW(groups, betas=BETAS, eps=1e-10, weight_decay=0.0, fused=on_gpu or None),
     ]
 
 
-MUON_RATES = (0.0035, 0.005, 0.007, 0.01, 0.014, 0.02, 0.028, 0.04, 0.056, 0.08)
+MUON_RATES = (
+    0.0005,
+    0.001,
+    0.002,
+    0.0035,
+    0.005,
+    0.007,
+    0.01,
+    0.014,
+    0.02,
+    0.028,
+    0.04,
+    0.056,
+    0.08,
+)
 MUON_DECAYS = (0.0, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
 OUR_START = {"lr": RATE, "weight_decay": 0.05}
 OUR_LADDERS = {"lr": MUON_RATES, "weight_decay": MUON_DECAYS}

@@ -32,7 +32,7 @@ def results_tables(folder: Path, up: str) -> str:
             continue
         seeds = sorted({row.seeds_text for row in section.rows})
         devices = sorted({device for row in section.rows for device in row.devices})
-        links = [f"[report]({up}{(folder / 'summary.md').relative_to(ROOT)})"]
+        links = [f"[report]({up}{folder.relative_to(ROOT)})"]
         links += [f"[{path.parent.name}]({up}{path.relative_to(ROOT)})" for path in archives]
         note = f" ({section.note})" if section.note else ""
         blocks.append(

@@ -3,9 +3,9 @@
 Rank s, inner steps q, solver and sketch are settings of the polar map (Figures 1b, 1d and 2, and
 the appendix). For batch size and sequence length the amount of data stays the same, so that longer
 sequences or larger batches mean fewer steps, as in the paper's appendix. The paper leaves the
-number of power iterations h open. Three settings are ours: for how many steps a basis is kept, what
-becomes of the rest that a sketch leaves out, and the choice of a map for each shape ("auto"). The
-learning rate can be varied because another map may need another rate.
+number of power iterations h open. Two settings are ours: what becomes of the rest that a sketch leaves
+out, and the choice of a map for each shape ("auto"). The learning rate can be varied because another map
+may need another rate.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from polarstep_lab.config import (
     ConfigError,
     ImageData,
     PolarConfig,
-    RestName,
     RunConfig,
     SketchName,
     Stage,
@@ -118,7 +117,6 @@ _FAST = {"solver": "polar-express-sketch", "steps": 4}
 # Sketches with the inner map that makes them fastest; fresh sketches are without power iterations.
 _FAST_SKETCHES: dict[str, dict[str, Any]] = {
     "gaussian-fast": {"sketch": "gaussian", "power": 0, **_FAST},
-    "kept-fast": {"sketch": "gaussian", "power": 0, "keep": 4, **_FAST},
     "warm-fast": {"sketch": "warm", **_FAST},
 }
 
@@ -237,15 +235,6 @@ AXES: tuple[Axis, ...] = (
         ours=True,
     ),
     Axis(
-        "keep",
-        "k",
-        _set("optimizer.polar.keep"),
-        attrgetter("optimizer.polar.keep"),
-        nanogpt=(1, 2, 4, 8),
-        cifar10=(1, 2, 4, 8),
-        ours=True,
-    ),
-    Axis(
         "steps",
         "q",
         _set("optimizer.polar.steps"),
@@ -276,8 +265,8 @@ AXES: tuple[Axis, ...] = (
         "R",
         _rest,
         attrgetter("optimizer.polar.rest"),
-        nanogpt=get_args(RestName),
-        cifar10=get_args(RestName),
+        nanogpt=("dropped", "lifted"),
+        cifar10=("dropped", "lifted"),
         ours=True,
     ),
     Axis(
@@ -320,7 +309,7 @@ def find_axis(name: str) -> Axis:
 
 def apply_axis(config: RunConfig, name: str, value: Any) -> RunConfig:
     """``config`` with one setting at ``value``."""
-    sketched = ("rank", "power", "keep", "sketch", "rest")
+    sketched = ("rank", "power", "sketch", "rest")
     if name in (*sketched, "steps", "solver", "auto") and not config.rule.has_map:
         raise ConfigError(
             f"{name}={value}: {config.method} has no polar map; ablate a Muon method, as rand-muon"

@@ -17,9 +17,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import polarstep as ps
-from polarstep import rng
+from polarstep import muon, rng
 from polarstep.distributed import wire
-from polarstep.polar import Warm
+from polarstep.maps import Warm
+from polarstep.optim import over_ranks
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -46,8 +47,8 @@ PLANS = ("owner", "replicated", "gather")
 @contextmanager
 def received() -> Iterator[dict[str, float]]:
     """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
-    found = {"all-to-all": 0.0, "maximum": 0.0, "status": 0.0}
-    swap, reduce = dist.all_to_all_single, dist.all_reduce
+    found = {"all-to-all": 0.0, "all-gather": 0.0, "maximum": 0.0, "status": 0.0}
+    swap, reduce, gather = dist.all_to_all_single, dist.all_reduce, dist.all_gather_into_tensor
 
     def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
         me = dist.get_rank(options["group"])
@@ -61,11 +62,17 @@ def received() -> Iterator[dict[str, float]]:
         found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
         return reduce(values, **options)
 
+    def counted_gather(out: Any, sent: Any, **options: Any) -> Any:
+        found["all-gather"] += out.numel() - sent.numel()
+        return gather(out, sent, **options)
+
     dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    dist.all_gather_into_tensor = counted_gather
     try:
         yield found
     finally:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
+        dist.all_gather_into_tensor = gather
 
 
 # A mesh makes groups of processes, which takes longer than a step of a small case.
@@ -122,13 +129,14 @@ def order(plan: str) -> list[str]:
     places = [
         (wire, "meet"),
         (wire, "exchange"),
+        (wire, "share"),
         (wire, "begin_largest_of_ranks"),
         (wire.Arriving, "wait"),
         (wire.Comparing, "wait"),
     ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
-    words = ["meet", "send", "send", "wait", "wait", "compute"]
+    words = ["meet", "send", "send", "send", "wait", "wait", "compute"]
     for place, call, word in zip(places, before, words, strict=True):
         setattr(*place, noted(word, call))
     try:
@@ -175,9 +183,11 @@ def no_tiles() -> bool:
     return False
 
 
-@mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
+@mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
+    with mock.patch.object(muon, "WINDOW", 1), mock.patch.object(over_ranks, "WINDOW", 1):
+        found["in a window"] = order("owner")
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):

@@ -28,7 +28,7 @@ from polarstep import rng
 from polarstep.distributed.owner import Trip
 from polarstep.distributed.step import Split
 from polarstep.engines.torch import Target
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
@@ -248,6 +248,10 @@ PLACES = {
     "receiving": (Trip, "received_back"),
     "updating": (Split, "_write"),
 }
+FAILING = [
+    *((place, plan) for place in PLACES for plan in ("owner", "replicated")),
+    ("packing", "gather"),
+]
 
 
 def shared_matrices(mesh: Any, plan: str) -> tuple[list[nn.Parameter], Any]:
@@ -526,9 +530,9 @@ def main(rank: int, ranks: int, folder: Path) -> dict[str, Any]:
     found["eight bits in part"] = eight_bits_in_part(mesh)
     found["bad option"] = bad_option_on_one(rank, mesh)
     found["broken map"] = broken_map_on_one(rank, mesh)
+    for place, plan in FAILING:
+        found["fails", place, plan] = fails_on_one(rank, mesh, place, plan)
     for plan in ("owner", "replicated"):
-        for place in PLACES:
-            found["fails", place, plan] = fails_on_one(rank, mesh, place, plan)
         found["cleared", plan] = cleared_on_one(rank, mesh, plan)
     found["out of step"] = out_of_step(rank, mesh)
     found["before sharding"] = before_sharding(rank, mesh)

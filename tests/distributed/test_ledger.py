@@ -32,6 +32,11 @@ def found(tmp_path_factory):
     return {ranks: launched(counts.__name__, ranks, folder / str(ranks)) for ranks in RANKS}
 
 
+def sent(received) -> float:
+    """Bytes of all that a rank received, without what ranks agree on."""
+    return received["all-to-all"] + received["all-gather"] + received["maximum"]
+
+
 def mean(values) -> float:
     values = list(values)
     return sum(values) / len(values)
@@ -64,7 +69,7 @@ def test_what_a_deflated_map_carries_is_counted(plan, name, shape, found) -> Non
         results = [there[plan, name, shape] for there in found[ranks]]
         where = (plan, ledger.SharedMatrices(m, n, count, ranks), counts.CARRYING[name])
         expected = ledger.bytes_received(*where, itemsize=4)
-        assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
+        assert mean(sent(r[0]) for r in results) == expected
 
 
 def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
@@ -73,7 +78,7 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     polar = counts.MAPS[name]
     where = (plan, ledger.SharedMatrices(m, n, count, len(results), copies=copies), polar)
     expected = ledger.bytes_received(*where, itemsize=4)
-    assert mean(r[0]["all-to-all"] + r[0]["maximum"] for r in results) == expected
+    assert mean(sent(r[0]) for r in results) == expected
     assert all(0 < r[0]["status"] < 400 for r in results)
     flops = mean(r[1] for r in results)
     expected_flops = ledger.flops_per_rank(*where)
@@ -90,7 +95,7 @@ def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
     count, m, n = counts.SHAPES[shape]
     one = ledger.whole_flops(m, n, count, counts.MAPS[name], step=0)
     for received, flops, _ in (there[name, shape, dtype] for there in found[4]):
-        assert received["all-to-all"] + received["maximum"] <= GOALS[name, shape, dtype] * MIB
+        assert sent(received) <= GOALS[name, shape, dtype] * MIB
         assert flops <= 1.15 * one / 4
 
 
@@ -118,7 +123,23 @@ def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
             events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
         ]
         assert events.count("send") == events.count("wait")
-        assert under_way[events.index("compute")] >= 1
+        computes = [i for i, event in enumerate(events) if event == "compute"]
+        # M of copies is there already, so that nothing is sent before the first bucket computes.
+        assert under_way[computes[plan == "replicated"]] >= 1
+
+
+@needs_gloo
+def test_buckets_wait_until_others_have_left_the_window(found) -> None:
+    """Where no two of them fit, each matrix is sent, computed and sent back before the next."""
+    for there in found[2]:
+        status, *events = there["in a window"]
+        assert status == "meet"
+        under_way = [
+            events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
+        ]
+        assert max(under_way) == 1
+        assert events.count("send") == 2 * 4
+        assert events.count("compute") == 2
 
 
 def test_one_rank_receives_nothing() -> None:

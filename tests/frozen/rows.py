@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import polarstep as ps
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 __all__ = ["Row", "rows"]
 
@@ -115,7 +115,7 @@ def alone() -> Iterator[Row]:
             yield Row(name, made(polar, transform), shapes, options | more | view, dtype)
     shapes = LAYOUTS["wide and tall"][0]
     for size in (2.0**-100, 2.0**100):
-        for polar in ("polar express", "warm, h=1", "deflated"):
+        for polar in ("polar express", "warm, h=1", "deflated, flat"):
             yield Row(
                 f"{polar}, gradients × {size:.0e}", made(polar), shapes, {}, torch.float32, size
             )
@@ -127,7 +127,7 @@ def alone() -> Iterator[Row]:
 
 def kernels() -> Iterator[Row]:
     """Steps by Triton's interpreter; rows are multiples of 16 bytes."""
-    maps = ("polar express", "gaussian", "warm", "deflated", "deflated, flat", "auto")
+    maps = ("polar express", "gaussian", "warm", "deflated, flat", "auto")
     for i, polar in enumerate(maps):
         for j, (nesterov, decay, skip, transform) in enumerate(
             [(True, 0.1, False, ""), (False, 0.0, True, "rows"), (True, 0.1, True, "")]

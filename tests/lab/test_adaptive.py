@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.polar import Carry, Draw
+from polarstep.maps import Carry, Draw
 from polarstep_lab.data.corpus import corpus_tokens
 from polarstep_lab.storage import read_lines
 

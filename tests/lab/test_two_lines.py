@@ -29,8 +29,10 @@ def study(monkeypatch):
         tokens = torch.where(drawn, other, tokens).int()
         return families.text(tokens[:-1100], tokens[-1100:], 8, 16, {"data_digest": "tiny"})
 
-    gpt2 = families.Family("tiny", 20, data, lambda seed: models.GPT2(seed, 64, 32, 1, 2, 16))
-    llama = families.Family("t", 20, data, lambda seed: models.Llama(seed, 64, 32, 1, 4, 2, 48, 16))
+    gpt2 = families.Family("tiny", 20, data, lambda seed, _: models.GPT2(seed, 64, 32, 1, 2, 16))
+    llama = families.Family(
+        "t", 20, data, lambda seed, _: models.Llama(seed, 64, 32, 1, 4, 2, 48, 16)
+    )
     monkeypatch.setattr(families, "FAMILIES", {"gpt2": gpt2, "llama": llama})
     monkeypatch.setattr(study, "EVERY", 10)
     study.opened.cache_clear()
@@ -133,3 +135,48 @@ def test_the_table_pairs_seeds_with_adamw(study):
     assert "| default | at abc | 3.0000 | 20.15 | −9.5% ± 0.0 (n = 3) | 75% |" in text
     assert "| adamw | lr=0.1 | 3.1000 |" in text
     assert "| adamw | lr=0.1 | 2.0000 | 7.39 |" in text
+
+
+def text_batch():
+    x = torch.arange(4 * 9).reshape(4, 9) % 11
+    return x[:, :-1], x[:, 1:]
+
+
+def image_batch():
+    x = torch.randn(8, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    return x, torch.arange(8)
+
+
+def lora(models):
+    return models.LoRA.beside(models.GPT2(0, 16, 32, 1, 2, 8), 2)
+
+
+SMALL = {
+    "experts": (lambda models: models.GPT2(0, 16, 32, 1, 2, 8, experts=4), text_batch),
+    "lora": (lora, text_batch),
+    "lstm": (lambda models: models.LSTM(16, 32), text_batch),
+    "vit": (lambda m: m.Classifier(m.VisionTransformer(0, 32, 1, 2, 16)), image_batch),
+    "resnet18": (lambda m: m.Classifier(m.ResNet18(4, 2)), image_batch),
+}
+
+
+@pytest.mark.parametrize("method", ["default", "ours", "adamw"])
+@pytest.mark.parametrize("name", SMALL)
+def test_each_kind_of_model_learns_a_batch(name, method):
+    torch.manual_seed(0)
+    build, batch = SMALL[name]
+    model = build(importlib.import_module("two_lines_models"))
+    found = importlib.import_module("two_lines_methods").METHODS[method]
+    frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
+    assert bool(frozen) == (name == "lora")
+    (optimizer,) = found.build(model, **found.start)
+    x, y = batch()
+    losses = []
+    for _ in range(12):
+        loss = model.loss(x, y, lambda function: function) / y.numel()
+        losses.append(loss.item())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert losses[-1] < losses[0] - 0.001
+    assert all(torch.equal(p, model.get_parameter(n)) for n, p in frozen.items())

@@ -22,7 +22,7 @@ LEVELS = (
     {"muon"},
     {"alike", "checkpoints", "over_ranks"},
     {"guards"},
-    {"routing", "added", "given", "names", "rates"},
+    {"routing", "added", "given", "names"},
     {
         "distributed.carries",
         "distributed.local",
@@ -35,7 +35,7 @@ LEVELS = (
         "distributed.unstarted",
     },
     {"stepping"},
-    {"options"},
+    {"options", "rates"},
     {"groups", "elementwise"},
     {"elementwise_rule", "flattened", "misnamed", "scaling", "transforms"},
     {
@@ -88,6 +88,41 @@ def test_a_file_imports_from_its_level_or_below(name):
         there = level_of(other)
         if there is not None:  # a name that is imported is no module
             assert here <= there, f"{name} imports {other}"
+
+
+# polarstep.muon is equation (1), and nothing that it is made of imports it.
+BELOW_THE_ALGORITHM = {
+    "bucket": ("muon", "engines", "exchange", "optim.muon", "optim.over_ranks"),
+    "exchange": ("muon", "engines", "optim.muon", "optim.over_ranks"),
+    "engines": ("muon", "exchange", "optim.muon", "optim.over_ranks"),
+    "distributed": ("muon", "optim.muon", "optim.over_ranks"),
+}
+
+
+@pytest.mark.parametrize("place", BELOW_THE_ALGORITHM)
+def test_no_part_of_a_step_imports_what_is_made_of_it(place):
+    folder = ROOT / place
+    for file in folder.rglob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                for above in BELOW_THE_ALGORITHM[place]:
+                    told = f"{file.name} imports {node.module}"
+                    assert not f"{node.module}.".startswith(f"polarstep.{above}."), told
+                names = {each.name for each in node.names} if node.module == "polarstep" else set()
+                assert not names & {*BELOW_THE_ALGORITHM[place]}, f"{file.name} imports {names}"
+
+
+def test_one_function_takes_the_step_of_a_map():
+    """Where ranks compute matrices for one another, a graph of its own replays the map."""
+    calls = {
+        str(file.relative_to(ROOT))
+        for file in ROOT.rglob("*.py")
+        if file.relative_to(ROOT).parts[0] not in ("polar", "maps")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        if node.func.attr in ("step_on_many", "steps_on_many", "checked_step")
+    }
+    assert calls <= {"muon.py", "distributed/owner.py", "optim/transforms.py"}
 
 
 def test_the_levels_name_files_and_folders_that_exist():

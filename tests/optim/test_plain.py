@@ -169,6 +169,24 @@ def test_a_class_of_another_version_is_told_from_one_that_is_not_imported():
             decoded(text)
 
 
+def defined_again() -> type[PolarMap]:
+    """A class of one name, as of a cell of a notebook that was run again."""
+
+    @dataclass(frozen=True)
+    class Third(Halved):
+        pass
+
+    return Third
+
+
+def test_of_classes_of_one_name_the_present_one_is_read_or_else_the_last() -> None:
+    first, last = defined_again(), defined_again()
+    text = encoded(LowRank(2, 1, inner=first()))
+    assert type(decoded(text).inner) is last
+    assert type(decoded(text, now=LowRank(3, inner=first())).inner) is first
+    assert type(decoded(encoded(first()), now=first())) is first
+
+
 # --- functions
 
 

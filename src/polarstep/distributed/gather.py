@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polarstep.bucket import TensorBucket
     from polarstep.engines.torch import TorchEngine
     from polarstep.exchange import Brought, SentBack
-    from polarstep.polar import Carry, Polar
+    from polarstep.maps import Carry, Polar
 
 __all__ = ["Gathered", "Gathering"]
 
@@ -50,9 +50,10 @@ class Gathered:
 
     def bring(self, b: TensorBucket, engine: TorchEngine) -> Brought:
         """M from all ranks."""
-        for target in engine.targets(b):
-            target.begin_gathering()
+        failed = engine.begin_gathering(b)
         yield b.nbytes
+        if failed is not None:
+            raise failed
         M = engine.momentum(b)
         b.gather_carry()
         return M, b.carry()

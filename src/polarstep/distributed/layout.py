@@ -177,6 +177,15 @@ class Layout:
 
     def pieces(self, view: MatrixView) -> tuple[Piece, ...] | None:
         """Each rank's part as spans of batch, rows and columns; ``None`` if some part is no such box."""
+        if view not in self._pieces:
+            self._pieces[view] = self._made(view)
+        return self._pieces[view]
+
+    @cached_property
+    def _pieces(self) -> dict[MatrixView, tuple[Piece, ...] | None]:
+        return {}
+
+    def _made(self, view: MatrixView) -> tuple[Piece, ...] | None:
         shape = self.shape
         if not view.in_turn:
             return None  # a matrix lies in several pieces of memory

@@ -7,6 +7,8 @@
     4   one all-to-all: T's parts come back, or parts of its two factors where they are smaller
     5   each rank updates its parts of X
 
+Where all ranks have whole copies, M is there already, and 4 is an all-gather of T.
+
 Which parts these are, and who owns which matrix, is in :mod:`polarstep.distributed.spread`. Where a
 parameter has several copies (DDP, the replicate axis of HSDP), the ranks of all copies share the work.
 M's parts then come from the copy of the owner, and T's parts go to all copies.
@@ -26,10 +28,10 @@ from polarstep.distributed.owned_graph import OwnedGraphs
 from polarstep.distributed.plans import wire_dtype
 from polarstep.distributed.spread import Part, Spread
 from polarstep.engines.torch import Target
+from polarstep.maps import Carry, Draw, Polar
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.carried import carried_dtype
 from polarstep.optim.stepping.collect import Member, State
-from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["Trip"]
 
@@ -56,6 +58,10 @@ class Trip:
         its = bucket.signature
         self.width = ledger.factor_width(its.polar)
         self.dtype = wire_dtype(its.polar, its.dtype, its.device)  # of numbers on the way
+        # Whether every rank has all of M and needs all of T, as where parameters are copies.
+        self.copied = all(layout.cut == () for layout in bucket.layouts)
+        self.nbytes = len(self.matrices) * bucket.bytes_of_one
+        self._sizes: dict[tuple[str, bool], tuple[list[int], list[int]]] = {}
 
     def step(
         self,
@@ -64,11 +70,11 @@ class Trip:
         numbers: Callable[[], Tensor | None],
         errors: list[Exception],
         graphs: OwnedGraphs,
-    ) -> Generator[None, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
-        """One step of the bucket; yields wherever it waits for other ranks.
+    ) -> Generator[int, None, list[tuple[Member, list[tuple[Part | None, Tensor]]]]]:
+        """One step of the bucket; yields the bytes that it holds wherever it waits for other ranks.
 
-        Returns this rank's parts of T by member. An error is added to ``errors``, and zeros are sent in
-        place of what failed, so that no rank waits for this one.
+        Returns this rank's parts of T by member. Up to the last exchange an error is added to
+        ``errors``, and zeros are sent in place of what failed, so that no rank waits for this one.
         """
         its, dtype = self.bucket.signature, self.dtype
         shapes = carries.shapes_of(its, dtype)
@@ -85,28 +91,35 @@ class Trip:
             return wire.packed(self.parts_there(targets, state, known), dtype, its.device)
 
         sizes, counts = self._sizes_there(known)
-        there = wire.exchange(guarded(pack, sizes), sizes, counts, self.ranks)
-        yield
-        there.wait()
+        received = guarded(pack, sizes)
+        if not self.copied:
+            there = wire.exchange(received, sizes, counts, self.ranks)
+            yield self.nbytes
+            there.wait()
+            received = there.received
 
         def compute(received: Tensor, draw: Draw, out: Tensor | None) -> Tensor:
-            M, carry = self.assembled(torch.split(received, there.counts), known)
+            M, carry = self.assembled(torch.split(received, counts), known)
             return wire.packed(self.parts_back(M, carry, draw, shapes), dtype, its.device, out)
 
         def run() -> Tensor:
             if not self.owned:
                 return torch.empty(0, dtype=dtype, device=its.device)
-            return graphs.run(self, compute, there.received, Draw(numbers(), self.finite()))
+            return graphs.run(self, compute, received, Draw(numbers(), self.finite()))
 
-        sizes, counts = self._sizes_back(shapes)
-        back = wire.exchange(guarded(run, sizes), sizes, counts, self.ranks)
-        yield
-        arrived = back.wait()
-        try:
-            return self.received_back(arrived, shapes, state)
-        except Exception as error:
-            errors.append(error)
-            return []
+        to_each, from_each = self._sizes_back(shapes)
+        sent = guarded(run, to_each)
+        if self.copied:
+            back = wire.share(sent, from_each, self.ranks)
+        else:
+            back = wire.exchange(sent, to_each, from_each, self.ranks)
+        yield self.nbytes
+        return self.received_back(back.wait(), shapes, state)
+
+    @property
+    def _receivers(self) -> Sequence[int]:
+        """The ranks for which the owner of a matrix packs something."""
+        return (self.me,) if self.copied else range(len(self.ranks))
 
     def _layout(self, j: int) -> Layout:
         return self.bucket.layouts[self.matrices[j][0]]
@@ -151,6 +164,12 @@ class Trip:
 
     def _sizes_there(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
         """How many numbers this rank sends to each rank before the map, and receives from each."""
+        key = ("there", bool(shapes))
+        if key not in self._sizes:
+            self._sizes[key] = self._counted_there(shapes)
+        return self._sizes[key]
+
+    def _counted_there(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
         sizes, counts = [0] * len(self.ranks), [0] * len(self.ranks)
         for j, owner in enumerate(self.owners):
             sizes[owner] += self._size_there(j, self.me, shapes)
@@ -257,7 +276,7 @@ class Trip:
             _check_carry(left, shapes)
             polar = at_assumed_norm(polar, its.polar) if its.by_norm else polar
             for row, j in enumerate(islice(owned, len(polar.M))):
-                for rank in range(len(self.ranks)):
+                for rank in self._receivers:
                     out[rank] += self._back(polar, row, self.parts[j][rank])
                     for name, shape in shapes.items():
                         start, stop = self._spans(j, shape)[rank]
@@ -267,12 +286,21 @@ class Trip:
         return out
 
     def _sizes_back(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
-        """How many numbers this rank sends to each rank after the map, and receives from each."""
+        """How many numbers this rank sends to each rank after the map, and receives from each.
+
+        What copies get is the same for all ranks, and is sent once.
+        """
+        key = ("back", bool(shapes))
+        if key not in self._sizes:
+            self._sizes[key] = self._counted_back(shapes)
+        return self._sizes[key]
+
+    def _counted_back(self, shapes: dict[str, tuple[int, ...]]) -> tuple[list[int], list[int]]:
         sizes, counts = [0] * len(self.ranks), [0] * len(self.ranks)
         for j, owner in enumerate(self.owners):
             counts[owner] += self._size_back(j, self.me, shapes)
         for j in self.owned:
-            for rank in range(len(self.ranks)):
+            for rank in self._receivers:
                 sizes[rank] += self._size_back(j, rank, shapes)
         return sizes, counts
 

@@ -6,13 +6,13 @@ Parts may be any boxes of rows and columns, uneven or empty.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout, Piece
-from polarstep.optim.stepping.collect import Member, Signature
+from polarstep.optim.stepping.collect import Member, Signature, in_parts
 
 __all__ = ["Part", "Spread", "balanced", "part_of"]
 
@@ -57,9 +57,25 @@ class Spread:
         return replace(self.signature, step=0, resumed=False), members, tuple(self.layouts)
 
     @property
+    def bytes_of_one(self) -> int:
+        """What a rank holds of one matrix between two exchanges, on average and the same for all ranks.
+
+        An owner has M and T, and every rank has its parts of both.
+        """
+        its, N, S = self.signature, len(self.ranks), len(self.layouts[0].peers)
+        return -(-2 * its.m * its.n * its.dtype.itemsize * (N + S) // (N * S))
+
+    @property
     def ranks(self) -> tuple[int, ...]:
         """The ranks, the same for all members."""
         return self.layouts[0].ranks
+
+    def in_parts(self, most: int) -> Iterator[Spread]:
+        """Buckets of this one's members that hold at most ``most`` bytes, or one member."""
+        both = list(zip(self.members, self.layouts, strict=True))
+        count = max(1, most // self.bytes_of_one)
+        for part in in_parts(both, lambda each: each[0].count, count):
+            yield Spread(self.signature, [m for m, _ in part], [layout for _, layout in part])
 
     @property
     def me(self) -> int:

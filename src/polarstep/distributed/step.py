@@ -46,9 +46,13 @@ from polarstep.optim.stepping.low_precision import (
 
 __all__ = ["Distribution", "Split"]
 
-# This rank's parts of T, by member.
-PartsOfT = list[tuple[Member, list[tuple[Part | None, Tensor]]]]
-BucketSteps = Generator[None, None, PartsOfT]
+
+@dataclass
+class _Update:
+    """The update of this rank's part of X, and how many blocks of it are not known yet."""
+
+    U: Tensor
+    missing: int
 
 
 @dataclass
@@ -197,9 +201,9 @@ class Split:
         self._plans = [[self._plan(work.group, p, hooked) for p in work.params] for work in works]
         self._check_momentum()
         self.errors: list[Exception] = []
-        self._found: PartsOfT = []
         self._sources: dict[int, tuple[Work, int]] = {}  # of parameters that ranks compute together
         self._targets: dict[int, Target] = {}
+        self._updates: dict[int, _Update] = {}
         local_state.begin(self._whole_here())
         # Parameters whose whole matrices lie on this rank, for the steps of a single process.
         self.here = [
@@ -251,8 +255,13 @@ class Split:
             [work.views[i] for i in kept],
         )
 
-    def steps(self, draws: Draws) -> list[tuple[torch.device, Generator[int, None, None]]]:
-        """The steps of the matrices that ranks compute together, each with its device."""
+    def steps(
+        self, draws: Draws, window: int
+    ) -> list[tuple[torch.device, Generator[int, None, None]]]:
+        """The steps of the matrices that ranks compute together, each with its device.
+
+        Two of them fit into ``window`` bytes, if a single parameter does.
+        """
         owned: dict[Any, Spread] = {}
         for w in range(len(self._works)):
             far = self._selected(w, *BY_OWNERS)
@@ -266,28 +275,28 @@ class Split:
                 for signature, member in members_of(lasting, index, self._state):
                     # Nesterov and skipping are up to each parameter here, and not to its bucket.
                     its = replace(signature, nesterov=True, skips_nonfinite=False)
-                    spread = owned.setdefault((its, layout.ranks), Spread(its, [], []))
+                    key = (its, layout.ranks, layout.cut == ())
+                    spread = owned.setdefault(key, Spread(its, [], []))
                     spread.members.append(member)
                     spread.layouts.append(layout)
-        buckets, steps = list(owned.values()), []
-        for trip in self._distribution.trips(buckets):
-            steps.append((trip.bucket.signature.device, self._noting(self._owned(trip, draws))))
-        return steps
+        buckets = [part for spread in owned.values() for part in spread.in_parts(window // 2)]
+        return [
+            (trip.bucket.signature.device, self._step(trip, draws))
+            for trip in self._distribution.trips(buckets)
+        ]
 
-    def _noting(self, step: BucketSteps) -> Generator[int, None, None]:
-        """The step of a bucket, which notes the parts of T that it ends with."""
-        while True:
-            try:
-                next(step)
-            except StopIteration as end:
-                self._found += end.value
-                return
-            yield 0  # all of them begin at once, as their first matrices are sent
-
-    def _owned(self, trip: Trip, draws: Draws) -> BucketSteps:
+    def _step(self, trip: Trip, draws: Draws) -> Generator[int, None, None]:
+        """The step of a bucket, and the update of the parameters that it completes."""
         target = lambda i: self._target(trip.bucket.members[i].param)  # noqa: E731
         numbers = lambda: draws.numbers(trip.bucket.signature)  # noqa: E731
-        return trip.step(target, self._state, numbers, self.errors, self._distribution.graphs)
+        graphs = self._distribution.graphs
+        found = yield from trip.step(target, self._state, numbers, self.errors, graphs)
+        ready = []
+        for member, parts in found:
+            update = self._with(member, parts)
+            if update is not None:
+                ready.append(update)
+        apply_updates(ready)
 
     def _target(self, p: Tensor) -> Target:
         """The parameter during this step; made where an error of it does not leave ranks waiting."""
@@ -295,39 +304,33 @@ class Split:
             self._targets[id(p)] = Target(*self._sources[id(p)], self._state)
         return self._targets[id(p)]
 
-    def finish(self) -> None:
-        """Update this rank's parts of the parameters, after all :meth:`steps`."""
-        try:
-            self._update()
-        except Exception as error:
-            self.errors.append(error)
-
-    def _update(self) -> None:
-        # A bucket that has failed leaves no T of its blocks.
-        new = torch.zeros_like if self.errors else torch.empty_like
-        updates: dict[int, Tensor] = {}
-        for member, parts in self._found:
-            X = local(member.param)
-            if X.numel() == 0:
-                continue
-            if id(member.param) not in updates:  # contiguous, also where X is in channels_last
-                updates[id(member.param)] = new(X, memory_format=torch.contiguous_format)
-            self._write(member, parts, updates[id(member.param)])
-        ready = []
-        for key, U in updates.items():
-            target = self._targets[key]
-            sizes = target.sizes()
-            several = not target.has_one_block or isinstance(sizes[0], Tensor)
-            ready.append((target, (local(target.p), U, 1.0 if several else sizes[0])))
-        apply_updates(ready)
-        # A checkpoint asks all ranks for R, also a rank whose part of the parameter is empty.
-        for target in self._targets.values():
-            if target.is_compensated:
-                rounding_error(target.p, self._state[target.p])
+    def _with(
+        self, member: Member, parts: list[tuple[Part | None, Tensor]]
+    ) -> tuple[Target, tuple[Tensor, Tensor, Any]] | None:
+        """The update of a parameter, once this rank's parts of T of all its blocks are known."""
+        p, target = member.param, self._target(member.param)
+        X = local(p)
+        if id(p) not in self._updates:  # contiguous, also where X is in channels_last
+            U = torch.empty_like(X, memory_format=torch.contiguous_format)
+            self._updates[id(p)] = _Update(U, len(member.view.shapes))
+        update = self._updates[id(p)]
+        if X.numel() > 0:
+            self._write(member, parts, update.U)
+        update.missing -= 1
+        if update.missing:
+            return None
+        del self._updates[id(p)], self._targets[id(p)]
+        if X.numel() == 0:
+            if target.is_compensated:  # a checkpoint asks all ranks for R
+                rounding_error(p, self._state[p])
+            return None
+        size = target.sizes()[0]
+        several = not target.has_one_block or isinstance(size, Tensor)
+        return target, (X, update.U, 1.0 if several else size)
 
     def _write(self, member: Member, parts: list[tuple[Part | None, Tensor]], U: Tensor) -> None:
         """Write the parts of T of ``member`` into ``U``, the update of this rank's part of X."""
-        target = self._targets[id(member.param)]
+        target = self._target(member.param)
         layout = self._distribution.layout_of(member.param)
         assert layout is not None
         pieces = layout.pieces(member.view)

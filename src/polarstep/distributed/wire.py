@@ -28,6 +28,7 @@ __all__ = [
     "packed",
     "process_group_of",
     "send",
+    "share",
     "side_group_of",
     "words",
 ]
@@ -40,6 +41,9 @@ _MEETINGS: dict[tuple[int, ...], int] = {}
 # for others before it names those that have not come.
 NOTED_AFTER = 2.0
 LOOKED_FOR = 3.0
+# Ranks share what they have by one all-gather, of as much from each as from the rank that has most.
+# Where they would send more than this many times what there is, each sends its own.
+MOST_PADDED = 2
 
 
 def lend(ranks: tuple[int, ...], group: Any) -> None:
@@ -118,11 +122,15 @@ class Arriving:
     counts: list[int]
     handle: Any
     sent: Tensor  # alive until it is sent
+    padding: int = 0  # the numbers that have come from each rank, where all send equally many
 
     def wait(self) -> list[Tensor]:
         """One flat tensor from each rank; a GPU waits in its stream, the host does not."""
         if self.handle is not None:
             self.handle.wait()
+        if self.padding:
+            whole = self.received.view(-1, self.padding)
+            return [each[:count] for each, count in zip(whole, self.counts, strict=True)]
         return list(torch.split(self.received, self.counts))
 
 
@@ -191,6 +199,43 @@ def exchange(
         async_op=True,
     )
     return Arriving(received, list(counts), handle, sent)
+
+
+def share(sent: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> Arriving:
+    """Send ``sent`` to all of ``ranks``, and receive ``counts[i]`` numbers from rank ``ranks[i]``.
+
+    All ranks must call in the same order. ``sent`` must not change before the numbers have arrived.
+    """
+    if len(ranks) == 1:
+        return Arriving(sent, list(counts), None, sent)
+    group, most = _group_for(sent, ranks), max(counts)
+    if len(ranks) * most <= MOST_PADDED * sum(counts):
+        padded = torch.nn.functional.pad(sent, (0, most - sent.numel()))
+        received = sent.new_empty(len(ranks) * most)
+        handle = dist.all_gather_into_tensor(
+            received.view(torch.uint8), padded.view(torch.uint8), group=group, async_op=True
+        )
+        return Arriving(received, list(counts), handle, padded, padding=most)
+    received = sent.new_empty(sum(counts))
+    parts = torch.split(received, list(counts))
+    parts[ranks.index(dist.get_rank())].copy_(sent)
+    handles = [
+        dist.broadcast(part.view(torch.uint8), src=rank, group=group, async_op=True)
+        for rank, part in zip(ranks, parts, strict=True)
+        if part.numel()
+    ]
+    return Arriving(received, list(counts), _All(handles), sent)
+
+
+@dataclass
+class _All:
+    """Several exchanges as one."""
+
+    handles: list[Any]
+
+    def wait(self) -> None:
+        for handle in self.handles:
+            handle.wait()
 
 
 @dataclass

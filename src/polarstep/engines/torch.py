@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.bucket import TensorBucket
 from polarstep.distributed.gather import Gathering
 from polarstep.distributed.layout import is_sharded, local, placed_like
+from polarstep.maps import Polar
+from polarstep.ops import ops_of
 from polarstep.optim.groups import scale_of
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.collect import State, Work, momentum_dtype
@@ -28,7 +29,6 @@ from polarstep.optim.stepping.low_precision import (
     rounding_error,
     stored_dtype,
 )
-from polarstep.polar import Polar
 
 __all__ = ["Target", "TorchEngine", "apply_updates"]
 
@@ -38,6 +38,23 @@ class TorchEngine:
 
     def __init__(self) -> None:
         self._targets: dict[int, Target] = {}
+        self._gathered: set[int] = set()  # parameters whose M has been asked for from all ranks
+
+    def begin_gathering(self, b: TensorBucket) -> Exception | None:
+        """Begin to gather M of a bucket's parameters.
+
+        Returns an error of this rank. It has then sent zeros, as other ranks wait for its parts.
+        """
+        failed = None
+        for i, p in enumerate(member.param for member in b.members):
+            if id(p) not in self._gathered:
+                self._gathered.add(id(p))
+                try:
+                    self.targets(b)[i].begin_gathering()
+                except Exception as error:
+                    failed = failed or error
+                    Gathering(torch.zeros_like(local(p), dtype=momentum_dtype(p.dtype)), p)
+        return failed
 
     def targets(self, b: TensorBucket) -> list[Target]:
         """The parameters of a bucket's blocks."""
@@ -130,8 +147,7 @@ class Target:
 
     def begin_gathering(self) -> None:
         """Begin to gather M of a sharded parameter."""
-        if self._gathering is None:
-            self._gathering = Gathering(self.local_momentum(), self.p)
+        self._gathering = Gathering(self.local_momentum(), self.p)
 
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
@@ -156,7 +172,7 @@ class Target:
     def takes_product(self, dtype: torch.dtype) -> bool:
         """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
         return (
-            products.of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
+            ops_of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
             and self.p.dtype == dtype
             and not is_sharded(self.p)
             and self.p.is_contiguous()

@@ -19,6 +19,7 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.engines.replay import ReplayedStep
+from polarstep.maps import NewtonSchulz, PolarMap
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import sorted_by_rule
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
@@ -44,7 +45,6 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.transforms import Transform
-from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
 from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
@@ -369,11 +369,8 @@ class Muon(Checkpointed):
             hooked=bool(hooks),
             everywhere=len(self._everywhere & self._polar_hooks.keys()),
         )
-        if unmeasured := to_be_measured(self.param_groups):
-            if in_a_graph():
-                refuse_measuring(unmeasured)
-            sized = measure(unmeasured)
-            self._measured |= {group["name"]: group["lr_factor"] for group in sized}
+        if any(group["lr_factor"] is None for group in self.param_groups):
+            self._measure()
         if not spread:
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
         self._update_works(works, hooks, shared=bool(spread))
@@ -386,6 +383,14 @@ class Muon(Checkpointed):
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.end_step(self.param_groups)
             self._warnings.of_step(self.param_groups, works, self._known_model.places)
+
+    def _measure(self) -> None:
+        """Set the factors on the learning rate that depend on the size of entries."""
+        if unmeasured := to_be_measured(self.param_groups):
+            if in_a_graph():
+                refuse_measuring(unmeasured)
+            sized = measure(unmeasured)
+            self._measured |= {group["name"]: group["lr_factor"] for group in sized}
 
     def _error_of_changes(self) -> Exception | None:
         """What is wrong with parameters that have changed since the last step; all ranks raise it."""

@@ -22,16 +22,17 @@ from polarstep.checked_values import (
     is_number,
 )
 from polarstep.distributed.ledger import check_plan
+from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import WITHOUT_DECAY
 from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
-from polarstep.optim.groups import LR_SCALE, Group, Nonfinite, Rounding, check_params
+from polarstep.optim.groups import LR_SCALE, PER_PARAMETER, Group, Nonfinite, Rounding, check_params
 from polarstep.optim.misnamed import REMEDIES, SYNONYMS
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
-from polarstep.polar import Auto, PolarMap
 
 __all__ = [
+    "CheckedOptions",
     "check_and_normalize",
     "check_lr",
     "check_ours",
@@ -51,6 +52,8 @@ ROUNDING = 1e-12
 ALONE = 3e-4
 # What a group counts itself, and no option that a user gives.
 COUNTED = {"step"}
+# What a group holds beside options.
+NO_OPTIONS = {"params", *PER_PARAMETER, *COUNTED}
 # torch raises an error of its own where it multiplies by a larger number in 32 or 16 bits.
 LARGEST = torch.finfo(torch.bfloat16).max
 
@@ -133,7 +136,7 @@ def check_and_normalize(group: Group) -> None:
 
     Options that may be written in several ways are rewritten to the way that a step reads: an ``lr`` a
     rounding error below zero, ``lr_scale`` and ``polar="auto"``. Users may write to a group between
-    steps, so every step calls this.
+    steps, so a step calls this for a group in which something has changed (:class:`CheckedOptions`).
     """
     try:
         _check_and_normalize(group)
@@ -143,6 +146,25 @@ def check_and_normalize(group: Group) -> None:
             "of its rule, which add_param_group fills in; to give a group another rule, also give it "
             "that rule's options, as polarstep.AdamW() has them"
         ) from None
+
+
+class CheckedOptions:
+    """The options of an optimizer's groups when they were last checked."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, dict[str, Any]] = {}  # by the number of the group
+
+    def check(self, number: int, group: Group) -> None:
+        """:func:`check_and_normalize` for a group that has another option, or another value of one."""
+        known, now = self._known.get(number), _options_in(group)
+        if known is None or known.keys() != now.keys() or any(known[k] is not now[k] for k in now):
+            self._known.pop(number, None)
+            check_and_normalize(group)
+            self._known[number] = _options_in(group)
+
+
+def _options_in(group: Group) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in NO_OPTIONS}
 
 
 def _check_and_normalize(group: Group) -> None:

@@ -29,9 +29,10 @@ from polarstep.distributed.status import (
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import drop_placeholders
 from polarstep.engines.replay import ReplayedStep
-from polarstep.muon import Running, run, steps_here, steps_of
+from polarstep.muon import WINDOW, Running, run, steps_here, steps_of
 from polarstep.optim.alike import GroupOptions
 from polarstep.optim.groups import ELEMENTWISE, NAMELESS, Group, named_params
+from polarstep.optim.options import CheckedOptions
 from polarstep.optim.stepping.collect import State, Work, check_gradients, collect
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
 
@@ -46,6 +47,7 @@ class StepOverRanks:
         self._failure: Exception | None = None
         self._agreement = Agreement()  # of the ranks, about this step
         self._options = GroupOptions(distribution.plan)
+        self._checked = CheckedOptions()
         # What this rank has in common with others, and the list and groups that it was made from.
         self._common: list[Common] = []
         self._made_from: tuple[Sequence[tuple[Tensor, Layout]], list[int]] = ((), [])
@@ -76,6 +78,8 @@ class StepOverRanks:
         if not spread:
             if error is not None:
                 raise error
+            for number, group in enumerate(groups):
+                self._checked.check(number, group)
             whole, stand_ins = self._distribution.whole(groups), None
             self._stand_ins = bool(whole)
             if whole:
@@ -86,7 +90,8 @@ class StepOverRanks:
             if spread is not self._made_from[0]:
                 for p, layout in spread:
                     layout.check_part(p)
-            for group in groups:
+            for number, group in enumerate(groups):
+                self._checked.check(number, group)
                 check_gradients(group)
                 if group["algorithm"] in ELEMENTWISE:
                     given = [(name, p) for name, p in named_params(group) if p.grad is not None]
@@ -166,12 +171,11 @@ class StepOverRanks:
         hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
         split.let_rest()
         steps = chain(
-            starmap(Running, split.steps(draws)),
+            starmap(Running, split.steps(draws, WINDOW)),
             steps_here(split.here, split.state, draws, hooks, replayed),
             steps_of(split.gathered, state, draws, hooks),
         )
         run(steps, split.errors)
-        split.finish()
         split.settle()
         self._failure = split.errors[0] if split.errors else None
 

@@ -10,7 +10,6 @@ from rich.console import Console
 
 from polarstep_lab.cli.extras import REPORT, need
 from polarstep_lab.cli.failures import clear_errors
-from polarstep_lab.storage import StorageError
 
 __all__ = ["report"]
 
@@ -24,26 +23,13 @@ def report(
         Path, typer.Option("--out", "-o", help="The folder to write the report to.")
     ] = Path("report"),
     title: Annotated[str, typer.Option(help="The heading of the page.")] = "polarstep: results",
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Write nothing; fail if the tables in --out are not these."),
-    ] = False,
 ) -> None:
     """Make one self-contained page, with its tables and figures, from any set of runs."""
     with clear_errors(""):
         need("a report", *REPORT)
         # pandas and matplotlib take a second to import: only a report should wait for them.
-        from polarstep_lab.report import stale_tables, write_report
+        from polarstep_lab.report import write_report
 
-        if check:
-            stale = stale_tables(directories, out)
-            if stale:
-                raise StorageError(
-                    f"{', '.join(stale)} in {out} are not what the records say: make the report "
-                    "again, without --check"
-                )
-            typer.echo(f"{out} is what the records say")
-            return
         with Console(stderr=True).status("Reading the runs …") as status:
             page = write_report(
                 directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")

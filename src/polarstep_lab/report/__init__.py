@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from polarstep_lab.drawing.panels import Drawing
@@ -16,7 +16,7 @@ from polarstep_lab.report.runs import Runs, collect_runs
 from polarstep_lab.report.tables import runs_csv, summary_csv
 from polarstep_lab.storage import StorageError
 
-__all__ = ["report_files", "stale_tables", "write_report"]
+__all__ = ["report_files", "summary_of", "write_report"]
 
 _TITLE = "polarstep: results"
 
@@ -48,17 +48,19 @@ def report_files(
                 f"figures/{drawing.name}.svg": svg.encode(),
                 f"figures/{drawing.name}.png": png,
             }
-    page = html_page(title, runs, shown, notices).encode()
-    return {"index.html": page, **_tables(runs, shown, notices), **figures}
+    texts = {
+        "index.html": html_page(title, runs, shown, notices),
+        "summary.md": markdown_page(shown, notices),
+        "summary.csv": summary_csv([*shown]),
+        "runs.csv": runs_csv(runs),
+    }
+    return {name: text.encode() for name, text in texts.items()} | figures
 
 
-def stale_tables(paths: Sequence[Path | str], out: Path) -> list[str]:
-    """The names of the tables that ``out`` does not have, or that differ from the records."""
-    return [
-        name
-        for name, content in _tables(*_read(paths)).items()
-        if not (out / name).is_file() or (out / name).read_bytes() != content
-    ]
+def summary_of(paths: Sequence[Path | str]) -> str:
+    """The text and the tables of a report as Markdown, without its figures, which take the time."""
+    _, shown, notices = _read(paths)
+    return markdown_page(shown, notices)
 
 
 def _read(paths: Sequence[Path | str]) -> tuple[Runs, dict[Section, list[Block]], tuple[str, ...]]:
@@ -79,15 +81,3 @@ def _read(paths: Sequence[Path | str]) -> tuple[Runs, dict[Section, list[Block]]
         )
     sections, left_out = sections_of(runs)
     return runs, {each: blocks_of(each) for each in sections}, (*runs.notices, *left_out)
-
-
-def _tables(
-    runs: Runs, shown: Mapping[Section, Sequence[Block]], notices: Sequence[str]
-) -> dict[str, bytes]:
-    """The files that hold tables, by their name."""
-    tables = {
-        "summary.md": markdown_page(shown, notices),
-        "summary.csv": summary_csv([*shown]),
-        "runs.csv": runs_csv(runs),
-    }
-    return {name: text.encode() for name, text in tables.items()}

@@ -324,7 +324,7 @@ def test_list_shows_what_there_is():
         assert word in outcome.output
     for word in ("deflated", "auto-rows", "peer:torch-muon"):
         assert word in outcome.output
-    assert "Not the paper's: power, keep, rest, auto and lr; solver also takes" in said(outcome)
+    assert "Not the paper's: power, rest, auto and lr; solver also takes" in said(outcome)
     assert "sketch also takes warm" in said(outcome)
     assert "Other recipes vary rank and sequence-length in the same proportion" in said(outcome)
     polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL)

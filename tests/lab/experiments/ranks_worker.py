@@ -48,7 +48,6 @@ GPT: dict[str, Any] = {
     "runtime__monitor_every": 2,
 }
 WARM = {"optimizer__polar__sketch": "warm", "data__stages": LONG}
-KEPT = {"optimizer__polar__keep": 3, "data__stages": LONG}
 
 
 # An odd number of images to validate on.
@@ -83,7 +82,6 @@ def interrupted() -> dict[str, tuple[Parallel, RunConfig]]:
     """Runs that are stopped on some number of ranks and go on with another."""
     return {
         "warm-fsdp": ("fsdp", tiny_gpt("rand-muon", **WARM)),
-        "kept-fsdp": ("fsdp", tiny_gpt("rand-muon", **KEPT)),
         "warm-ddp": ("ddp", tiny_gpt("rand-muon", **WARM)),
         "adamw-fsdp": ("fsdp", tiny_gpt("adamw", data__stages=LONG)),
     }
@@ -94,7 +92,7 @@ def interrupted() -> dict[str, tuple[Parallel, RunConfig]]:
 CHANGES = {
     (1, 2): tuple(interrupted()),
     (2, 1): tuple(interrupted()),
-    (2, 4): ("kept-fsdp", "warm-ddp"),
+    (2, 4): ("warm-ddp",),
     (4, 1): ("warm-fsdp", "adamw-fsdp"),
 }
 

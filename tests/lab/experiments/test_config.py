@@ -545,7 +545,7 @@ def test_larger_batches_mean_fewer_steps_over_the_same_tokens():
         ("nanogpt", "muon", "power", 0, "does not sketch"),
         ("cifar10", "rand-muon", "sequence-length", 8, "images have no sequences"),
         ("nanogpt", "rand-muon", "batch", 0, "expected a whole number"),
-        ("nanogpt", "rand-muon", "depth", 3, "expected one of rank, power, keep, steps"),
+        ("nanogpt", "rand-muon", "depth", 3, "expected one of rank, power, steps"),
         ("nanogpt", "rand-muon", "solver", "octic", "expected one of cubic"),
         ("nanogpt-toy", "rand-muon", "rank", 120, r"ℓ = 120 \+ 8 ≥ 128, .* expected 1 to 119"),
         ("nanogpt-toy", "rand-muon", "rank", None, "full space is `polarstep run"),

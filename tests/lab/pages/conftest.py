@@ -8,18 +8,16 @@ import pytest
 from tests.lab.experiments.synthetic import write_ablation, write_table_2
 
 from polarstep_lab.records.pack import pack
-from polarstep_lab.report import write_report
 
 
 @pytest.fixture
 def published(tmp_path):
-    """A folder as under results/: two archives, and the report of both."""
+    """A folder as under results/, with two archives."""
     folder = tmp_path / "results" / "cifar10"
     write_table_2(tmp_path / "runs" / "table2", "cifar10", seeds=2)
     write_ablation(tmp_path / "runs" / "rank", "cifar10", "rank", [16, 128], seeds=2)
     for name in ("table2", "rank"):
         pack([tmp_path / "runs" / name], folder / name)
-    write_report([folder], folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Reports under results/ are those of their archives, and an edited one is noticed."""
+"""Every folder of runs under results/ makes a report."""
 
 from __future__ import annotations
 
@@ -7,18 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.lab.experiments.synthetic import write_ablation
-from typer.testing import CliRunner
 
-from polarstep_lab.cli import app
 from polarstep_lab.config import RunConfig
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
-from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
-from polarstep_lab.report import stale_tables, write_report
+from polarstep_lab.report import summary_of, write_report
 from polarstep_lab.storage import StorageError
 from polarstep_lab.training.optimizers import optimizer_gflops
 
@@ -26,10 +22,12 @@ ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(folder for folder in (ROOT / "results").iterdir() if [*folder.rglob(ARCHIVE)])
 
 
-def test_the_reports_under_results_are_those_of_their_archives():
-    for folder in PUBLISHED:
-        stale = stale_tables([folder], folder)
-        assert not stale, f"{stale} in {folder.relative_to(ROOT)} are out of date: make results"
+@pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
+def test_every_folder_of_runs_makes_a_report(folder):
+    """From all of its runs, none of them damaged."""
+    summary = summary_of([folder])
+    assert summary.count("\n## ") > 0
+    assert " is left out: " not in summary
 
 
 def test_the_gflops_of_every_record_are_the_ledgers():
@@ -42,8 +40,9 @@ def test_the_gflops_of_every_record_are_the_ledgers():
         setting = (setting_of(run), device)
         if setting not in expected:
             config = RunConfig.from_dict(run.identity.config)
-            if config.rule.peer is not None:
-                continue  # not counted
+            polar = config.optimizer.polar
+            if config.rule.peer is not None or polar.keep > 1 or polar.rest == "scaled":
+                continue  # not counted, or a map that this version does not have
             with torch.device("meta"):
                 model = (GPT if config.benchmark == "nanogpt" else ConvNet)(config.model)
             expected[setting] = optimizer_gflops(model, config, device)
@@ -52,31 +51,13 @@ def test_the_gflops_of_every_record_are_the_ledgers():
     assert len(expected) > 50
 
 
-def test_pages_carry_no_path_of_a_machine():
+def test_records_carry_no_path_of_a_machine():
     for folder in PUBLISHED:
-        for path in [*folder.rglob("*.jsonl"), *folder.glob("*.html"), *folder.glob("*.md")]:
+        for path in [*folder.rglob("*.jsonl"), *folder.glob("*.md")]:
             found = re.search(
                 r"(?<![\w./~-])/(?:home|root|tmp|mnt|Users|work)/\S+", path.read_text()
             )
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
-
-
-def test_an_edited_table_and_a_new_run_are_noticed(published, tmp_path, monkeypatch):
-    assert stale_tables([published], published) == []
-    table = published / "summary.md"
-    original = table.read_text()
-    table.write_text(original.replace("0.93", "0.94", 1))
-    assert stale_tables([published], published) == ["summary.md"]
-    monkeypatch.chdir(published.parent)
-    checked = CliRunner().invoke(app, ["report", "cifar10", "--out", "cifar10", "--check"])
-    assert checked.exit_code == 1
-    assert "summary.md in cifar10 are not what the records say" in checked.stderr
-    table.write_text(original)
-    checked = CliRunner().invoke(app, ["report", "cifar10", "--out", "cifar10", "--check"])
-    assert checked.exit_code == 0, checked.stderr
-    write_ablation(tmp_path / "more", "cifar10", "steps", [1], seeds=1)
-    pack([tmp_path / "more"], published / "rank")
-    assert stale_tables([published], published) == ["summary.md", "summary.csv", "runs.csv"]
 
 
 def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
@@ -92,4 +73,4 @@ def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
 
 def test_a_folder_without_runs_is_an_error(tmp_path):
     with pytest.raises(StorageError, match="no run directories"):
-        stale_tables([tmp_path], tmp_path)
+        summary_of([tmp_path])

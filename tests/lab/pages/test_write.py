@@ -17,7 +17,7 @@ def test_a_page_is_filled_from_archives_and_claims_nothing_without(published, mo
     page = "## Results\n\n<!-- results: results/cifar10 -->\nold\n<!-- end -->\n\nmore\n"
     text = module.filled(page, "docs/results.md")
     assert "old" not in text
-    assert "**cifar10**, seeds: 2, Synthetic GPU ([report](../results/cifar10/summary.md)" in text
+    assert "**cifar10**, seeds: 2, Synthetic GPU ([report](../results/cifar10)" in text
     assert "[table2](../results/cifar10/table2/records.jsonl)" in text
     assert "| Muon (Nesterov) | 0.93" in text
     assert "0.9370 ± 0.0016" in text  # the paper's

@@ -17,6 +17,7 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
+from polarstep.maps import Carry, PolarMap
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import (
     LR_SCALE,
@@ -27,11 +28,9 @@ from polarstep.optim.groups import (
     scale_of,
     views_of,
 )
-from polarstep.optim.options import check_and_normalize
 from polarstep.optim.stepping.carried import recalled
 from polarstep.optim.stepping.magnitude import largest
 from polarstep.optim.transforms import followed
-from polarstep.polar import Carry, PolarMap
 
 __all__ = [
     "Member",
@@ -134,11 +133,7 @@ class Member:
 
 
 def check_gradients(group: Group) -> None:
-    """Raise for the first bad option of a group, or the first gradient that cannot be used.
-
-    The options of the group are normalized.
-    """
-    check_and_normalize(group)
+    """Raise for the first gradient of a group that cannot be used."""
     for name, p in named_params(group):
         if (grad := p.grad) is not None:
             _check(name, p, grad)
@@ -169,7 +164,6 @@ def collect(
     as zero. ``stand_ins`` maps the id of a sharded parameter to the plain tensors that are used in place
     of the parameter and of its gradient.
     """
-    check_and_normalize(group)
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
     for name, p in named_params(group):
         if stand_ins and id(p) in stand_ins:
@@ -244,7 +238,8 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
         )
     for block, (count, m, n) in enumerate(view.shapes):
         polar = group["polar"].on(m, n, p.device)
-        polar = followed(polar, group["transform"], transposed=is_transposed(group))
+        if group["transform"] is not None:
+            polar = followed(polar, group["transform"], transposed=is_transposed(group))
         signature = Signature(
             polar=polar,
             seed=group["seed"],
