@@ -30,7 +30,7 @@ HEAD = re.compile(
 )
 
 # A table of fewer entries, as of two kinds of tokens, says nothing of a layer with as many outputs.
-FEWEST = 16
+FEWEST = 8
 
 
 def find_heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
