@@ -8,7 +8,7 @@ rest alone, and not of X₀, where rows of head and rest overlap. For the same r
 the polynomial: TᵀT = ZᵀZ + pᵀp for QᵀR = 0, and ‖T‖²_op ≤ 1 + c² where ‖Z‖_op ≤ 1 and |p| ≤ c.
 
 δ is found as the steps of the package find it: a first size from ‖M‖²_F − ‖B‖²_F, then an estimate of
-the norm from five products of RRᵀ with 16 columns (:mod:`polarstep.polar.flat_step_scale`). It is made
+the norm from five products of RRᵀ with 16 columns (:mod:`polarstep.maps.deflated`). It is made
 larger for polynomials that explode soon after one. Nothing is carried but what the head carries.
 
 All of it is plain torch in float32, also where M is in bfloat16: its quality is that of the idea, its
@@ -23,13 +23,11 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import products
-from polarstep.polar import Carry, Draw, Polar
-from polarstep.polar.base import wide
-from polarstep.polar.coefficients import Polynomial
-from polarstep.polar.containing import Containing
-from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, tolerant_scale
-from polarstep.polar.rest_norm import rest_size
+from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps.base import Containing, wide
+from polarstep.maps.coefficients import Polynomial
+from polarstep.maps.deflated import MARGIN_OF_SCALE, rest_size, tolerant_scale
+from polarstep.ops import ops_of
 
 __all__ = ["Apart", "inverse_norm", "lifted", "rest_of"]
 
@@ -91,9 +89,9 @@ def inverse_norm(
     """1/δ (batch, 1, 1) for the rest ``R`` of wide ``A`` and steps that act on R/δ; zero for a zero A.
 
     ‖R/δ‖_op is 1/1.08 where the estimate is exact, and at most 1.17 (for 99 of 100 directions, see
-    :mod:`polarstep.polar.flat_step_scale`). A rest that is nothing but the rounding of A stays small.
+    :mod:`polarstep.maps.deflated`). A rest that is nothing but the rounding of A stays small.
     """
-    ops, size = products.of(A.device), torch.linalg.matrix_norm
+    ops, size = ops_of(A.device), torch.linalg.matrix_norm
     left, factor, floor = rest_size(A.shape[-2], width, precision)
     # ‖R‖_F itself, where the package has ‖M‖²_F − ‖B‖²_F.
     norm = torch.maximum(size(R, keepdim=True), floor**0.5 * size(A, keepdim=True))

@@ -27,7 +27,7 @@ from rich.table import Table
 import polarstep as ps
 from polarstep import rng
 from polarstep.certificate import certify, cheap_certificate
-from polarstep.polar import Carry, Draw, Polar
+from polarstep.maps import Carry, Draw, Polar
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 MAPS: dict[str, ps.PolarMap] = {

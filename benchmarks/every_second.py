@@ -24,14 +24,12 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import products
-from polarstep.polar import Carry, Draw, Polar
-from polarstep.polar.base import wide
-from polarstep.polar.containing import Containing
-from polarstep.polar.deflated import _precision
-from polarstep.polar.rest_norm import FACTOR, rest_size
-from polarstep.polar.result import Factors
-from polarstep.products.head_plus_rest import HeadPlusRest
+from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps.base import Containing, wide
+from polarstep.maps.deflated import FACTOR, _precision, rest_size
+from polarstep.maps.result import Factors
+from polarstep.ops import ops_of
+from polarstep.ops.lazy import HeadPlusRest
 
 __all__ = ["Between", "EverySecond", "Form"]
 
@@ -103,7 +101,7 @@ class EverySecond(Between):
 
     def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
         """Both forms of T; matrices take the lifted one where their turn is zero."""
-        A, ops = wide(M), products.of(M.device)
+        A, ops = wide(M), ops_of(M.device)
         polar, left = self.deflated.head.step(A, carry, draw)
         factors = polar.factors
         assert factors is not None
@@ -136,7 +134,7 @@ def between(
     A: Tensor, head: Factors, form: Form, reach: Tensor, squares: Tensor | None
 ) -> tuple[HeadPlusRest, Tensor]:
     """T of a cheap step on wide ``A``, not multiplied out, and 1/δ; ``reach`` is r."""
-    ops = products.of(A.device)
+    ops = ops_of(A.device)
     size = rest_size(A.shape[-2], head.width, _precision(A, head))
     inverse = ops.inverse_rest_size(A, head.projected, *size, squares)
     factor = FACTOR if form == "sized" else 1 / reach.clamp_min(1)[..., None]
@@ -146,7 +144,7 @@ def between(
 
 def _reach(A: Tensor, head: Factors, inverse: Tensor) -> Tensor:
     """‖X₀‖_op (batch, 1), as a lifted step estimates it; 1 where that is not known."""
-    ops = products.of(A.device)
+    ops = ops_of(A.device)
     X = ops.head_plus_rest(A, ops.dual(head.as_computed), inverse).multiplied_out()
     s = ops.scale_to_one(ops.symmetric(X, X), 1.0)
     return torch.where(s > 0, 1 / torch.where(s > 0, s, 1), 1)[..., 0].float()

@@ -98,7 +98,7 @@ def maps() -> dict[str, tuple[str, Any]]:
     from apart import Apart
     from every_second import EverySecond
     from kept_weight import KeptWeight
-    from polarstep.polar.coefficients import polar_express
+    from polarstep.maps.coefficients import polar_express
 
     def head(rank: int, power: float = 1, **options: Any) -> ps.LowRank:
         inner = ps.NewtonSchulz(4, "polar-express-sketch")

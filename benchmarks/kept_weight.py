@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.polar import Carry, Draw, Polar, PolarMap
-from polarstep.polar.base import wide
+from polarstep.maps import Carry, Draw, Polar, PolarMap
+from polarstep.maps.base import wide
 
 __all__ = ["Form", "KeptWeight", "weight_of"]
 

@@ -18,7 +18,7 @@ from timing import replayed_milliseconds
 
 def phases(workload: Workload, device: torch.device) -> dict[str, float]:
     """Milliseconds of each phase of a warm LowRank step, timed separately."""
-    from polarstep import products
+    from polarstep.ops import ops_of
 
     polar = maps(workload.rank, workload.oversample)["LowRank, warm"]()
     assert isinstance(polar, ps.LowRank)
@@ -27,7 +27,7 @@ def phases(workload: Workload, device: torch.device) -> dict[str, float]:
         if polar.full_space_reason(m, n, device) is not None:
             continue
         G, C, X = (torch.randn(count, m, n, device=device) for _ in range(3))
-        M = torch.randn(count, m, n, device=device, dtype=products.of(device).dtype(G.dtype))
+        M = torch.randn(count, m, n, device=device, dtype=ops_of(device).dtype(G.dtype))
         for phase, run in (("momentum", _momentum(G, C, M, device)), *_phases_of(polar, M, X)):
             total[phase] = total.get(phase, 0.0) + replayed_milliseconds(run, device)
     return total
@@ -40,12 +40,12 @@ def _phases_of(
 
     The sketch is formed with Z or, where the device keeps the warm state factored, without.
     """
-    from polarstep import products
-    from polarstep.polar import Carry, Draw
-    from polarstep.polar.orthonormal import orthonormalize, whitened_polynomials
+    from polarstep.maps import Carry, Draw
+    from polarstep.maps.subspace import orthonormalize, whitened_polynomials
+    from polarstep.ops import ops_of
 
     (_, m, n), finder, width = M.shape, polar.finder, polar.width
-    ops, A = products.of(M.device), M if m <= n else M.mT
+    ops, A = ops_of(M.device), M if m <= n else M.mT
     draw = Draw(polar.draw(m, n, rng.generator("phases", device=M.device)))
     _, carry = polar.step(M, Carry(), draw)
     padded = finder.padded(width, A.dtype, A.device)
@@ -92,13 +92,13 @@ def _update(X: Tensor, L: Tensor, R: Tensor, device: torch.device) -> Callable[[
 
 def rates(device: torch.device) -> dict[str, float]:
     """Bytes and FLOPs per millisecond of this device, from a large sum and a large product."""
-    from polarstep import products
+    from polarstep.ops import ops_of
 
     size = 2**28 if device.type == "cuda" else 2**24
     a, b, c = (torch.randn(size, device=device) for _ in range(3))
     moved = 12 * size / replayed_milliseconds(lambda: torch.add(a, b, out=c), device)
     d = 8192 if device.type == "cuda" else 1024
-    X = torch.randn(d, d, device=device, dtype=products.of(device).dtype(a.dtype))
+    X = torch.randn(d, d, device=device, dtype=ops_of(device).dtype(a.dtype))
     product = 2 * d**3 / replayed_milliseconds(lambda: X @ X, device)
     return {"bytes_per_ms": moved, "flops_per_ms": product}
 

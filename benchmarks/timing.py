@@ -65,7 +65,7 @@ def machine(device: torch.device) -> str:
     """The device in words, for the head of a table."""
     if device.type == "cuda":
         return f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}"
-    from polarstep.products.cpu import has_tiles
+    from polarstep.ops.cpu import has_tiles
 
     tiles = "bfloat16 tiles" if has_tiles() else "no bfloat16 tiles"
     return f"CPU, {torch.get_num_threads()} threads, {tiles}, torch {torch.__version__}"

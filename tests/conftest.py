@@ -30,7 +30,7 @@ LONGEST = (
     "lab/experiments/test_train.py",
     "distributed/test_faults.py",
     "distributed/test_ledger.py",
-    "polar/test_contract.py",
+    "maps/test_contract.py",
     "lab/pages/test_reports.py",
     "lab/pages/test_comparisons.py",
     "fuzz/test_fuzz.py",
@@ -40,7 +40,7 @@ LONGEST = (
     "test_hopper.py",
     "optim/test_scaling.py",
     "optim/test_low_precision.py",
-    "polar/test_newton_schulz.py",
+    "maps/test_newton_schulz.py",
     "lab/experiments/test_noise.py",
     "optim/test_resting.py",
     "lab/experiments/test_report_page.py",
@@ -48,11 +48,11 @@ LONGEST = (
     "theory/test_deflated.py",
     "lab/pages/test_maps.py",
     "lab/pages/test_write.py",
-    "polar/test_minimax.py",
+    "maps/test_minimax.py",
     "test_docs.py",
     "lab/experiments/test_archive.py",
     "lab/cli/test_experiments.py",
-    "polar/test_low_rank.py",
+    "maps/test_low_rank.py",
     "lab/cli/test_startup.py",
     "lab/checks/test_noise.py",
     "lab/test_rates.py",
@@ -83,9 +83,9 @@ def momentum() -> dict[str, torch.Tensor]:
 @pytest.fixture
 def no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU without matrix tiles: products in float32, for tests that compare digits or routes."""
-    for module in ("products.cpu", "polar.auto"):
+    for module in ("ops.cpu", "maps.auto"):
         monkeypatch.setattr(f"polarstep.{module}.has_tiles", lambda: False)
-    monkeypatch.setattr("polarstep.polar.auto._CHOICES", {})
+    monkeypatch.setattr("polarstep.maps.auto._CHOICES", {})
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 import polarstep as ps
 from polarstep import kernels, products
 from polarstep.kernels import descriptors
-from polarstep.products.triton import Triton
+from polarstep.ops.triton import Triton
 
 __all__ = ["MAPS", "main"]
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import polarstep as ps
-from polarstep.polar import Carry, Draw, Finder, Polar
-from polarstep.polar.finders import Basis
-from polarstep.polar.orthonormal import orthonormalize
+from polarstep.maps import Carry, Draw, Finder, Polar
+from polarstep.maps.subspace import Basis, orthonormalize
 
 # Two parameters share a shape, so that they are one batch. Rows are multiples of 16 bytes.
 SHAPES = [(12, 20), (12, 20), (20, 12), (2, 12, 16)]

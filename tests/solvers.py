@@ -24,8 +24,8 @@ from polarstep import (
     PolarMap,
     Sketch,
 )
-from polarstep.polar import Finder, Warm, coefficients
-from polarstep.polar.result import Factors
+from polarstep.maps import Finder, Warm, coefficients
+from polarstep.maps.result import Factors
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ SOLVERS: list[Solver] = [
         scale_invariant=False,
     ),
     # A cubic brings singular values up to √3 to [0, 1], and deflated steps begin at 1.17 or below.
-    # tests/polar/test_deflated.py has the bounds of the others.
+    # tests/maps/test_deflated.py has the bounds of the others.
     *(
         Solver(f"deflated cubic {name}", _deflated(2, CUBIC_THEN_QUINTIC, **options))
         for name, options in HEADS.items()

@@ -21,8 +21,8 @@ from polarstep import float64, products, rng
 from polarstep.certificate import Monitor, certified, cheap_certificate
 from polarstep.certificate.exact import update_ratio
 from polarstep.float64 import fitting, has_float64, in_float64, widest
-from polarstep.products.cuda import Cuda
-from polarstep.products.sizes import frexp, frobenius_norm, unit_scale
+from polarstep.numerics import frexp, frobenius_norm, unit_scale
+from polarstep.ops.cuda import Cuda
 from polarstep.theory.tail_index import hill
 
 # Float32 in place of float64, in sums and in matrices of 16 rows.

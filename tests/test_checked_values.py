@@ -20,7 +20,7 @@ from polarstep.checked_values import (
     is_integer,
     is_number,
 )
-from polarstep.polar.finders import Fresh
+from polarstep.maps.subspace import Fresh
 
 NUMBERS = (0, -3, 10**400, 0.5, math.nan, math.inf, Fraction(1, 3), np.float32(2), np.int64(7))
 INTEGERS = (0, -3, 10**400, np.int64(7), np.uint8(1))
@@ -100,9 +100,9 @@ def test_only_true_and_false_are_bools():
         lambda value: ps.Muon([{"params": [torch.zeros(4, 3)], "lr_factor": value}]),
         lambda value: ps.Muon([{"params": [torch.zeros(4, 3)], "split_repeats": value}]),
         lambda value: ps.Muon([{"params": [torch.zeros(4, 3)], "split_sizes": (3, value)}]),
-        lambda value: ps.polar.polar_express(1e-3, value),
-        lambda value: ps.polar.polar_express(1e-3, 5, cushion=value),
-        lambda value: ps.polar.polar_express(1e-3, 5, safety=value),
+        lambda value: ps.maps.polar_express(1e-3, value),
+        lambda value: ps.maps.polar_express(1e-3, 5, cushion=value),
+        lambda value: ps.maps.polar_express(1e-3, 5, safety=value),
     ],
 )
 @pytest.mark.parametrize("value", [True, False, "1", 1j])

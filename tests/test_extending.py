@@ -159,11 +159,11 @@ def test_the_files_that_the_page_names_are_there() -> None:
 
 def test_every_map_and_sketch_that_is_listed_is_safe_to_load() -> None:
     """The list is where a new one is entered; a checkpoint with it reads back."""
-    import polarstep.polar
-    import polarstep.sketch
+    import polarstep.maps
+    import polarstep.maps.sketches
 
     safe = torch.serialization.get_safe_globals()
-    for room in (polarstep.polar, polarstep.sketch):
+    for room in (polarstep.maps, polarstep.maps.sketches):
         for part in (getattr(room, name) for name in room.__all__):
             if isinstance(part, type) and issubclass(part, ps.PolarMap | ps.Finder | ps.Sketch):
                 assert part in safe, part

@@ -7,7 +7,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import flops
-from polarstep.products.start_vectors import norm_products
+from polarstep.numerics import norm_products
 
 SHAPES = [(5, 5), (7, 12), (12, 7), (1, 6)]
 

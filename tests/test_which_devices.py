@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import kernels, products
+from polarstep import kernels
 from polarstep.engines.fused import runs_by_kernels
-from polarstep.polar import auto
-from polarstep.products import cuda
-from polarstep.products.cuda import Cuda
+from polarstep.maps import auto
+from polarstep.ops import cuda, ops_of
+from polarstep.ops.cuda import Cuda
 
 GPU = torch.device("cuda", 0)
 A_GPU = Callable[..., None]
@@ -52,13 +52,13 @@ def test_kernels_run_from_ampere_on(gpu, capability, hip, runs):
     assert runs_by_kernels({"fused": True, "polar": ps.NewtonSchulz()}, GPU) == runs
     assert auto._kind_of(GPU) == ("H100" if runs else "other")
     if not runs:
-        assert type(products.of(GPU)) is Cuda
+        assert type(ops_of(GPU)) is Cuda
 
 
 def test_float8_and_descriptors_ask_the_same_place(gpu):
     pytest.importorskip("triton")
     from polarstep.kernels import descriptors
-    from polarstep.products import float8
+    from polarstep.ops import float8
 
     X = OnGpu(torch.zeros(2, 512, 512, dtype=torch.bfloat16))
     for capability, hip, has in (((9, 0), None, True), ((8, 9), None, False), ((9, 4), "6", False)):

@@ -47,7 +47,7 @@ def _rank(name: str) -> int:
 
 def public_modules() -> Iterator[ModuleType]:
     """The modules whose ``__all__`` is the public surface."""
-    for name in ("polarstep", "polarstep.polar", "polarstep.sketch", "polarstep.certificate"):
+    for name in ("polarstep", "polarstep.maps", "polarstep.maps.sketches", "polarstep.certificate"):
         yield importlib.import_module(name)
     theory = importlib.import_module("polarstep.theory")
     for name in theory.__all__:

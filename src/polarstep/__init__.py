@@ -14,9 +14,9 @@ PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your o
 
 from polarstep import convert
 from polarstep.certificate import Certificate, certify
+from polarstep.maps import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.maps.sketches import Gaussian, Kaczmarz, Sketch
 from polarstep.optim import SGD, AdamW, Elementwise, Muon, NormalizedRows, Transform, muon_for
-from polarstep.polar import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
-from polarstep.sketch import Gaussian, Kaczmarz, Sketch
 
 __version__ = "0.1.0"
 

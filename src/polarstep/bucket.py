@@ -16,10 +16,10 @@ from polarstep import rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import whole
 from polarstep.float64 import fitting
+from polarstep.maps import Carry, Draw, Polar, PolarMap
+from polarstep.maps.result import Captured, Factors
 from polarstep.optim.stepping.carried import entry, remember
 from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
-from polarstep.polar import Carry, Draw, Polar, PolarMap
-from polarstep.polar.result import Captured, Factors
 
 __all__ = ["Bucket", "Draws", "Engine", "Observed", "PolarHook", "TensorBucket"]
 

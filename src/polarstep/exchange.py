@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from polarstep.bucket import Bucket, Engine
-from polarstep.polar import Carry, Polar
+from polarstep.maps import Carry, Polar
 
 __all__ = ["ALONE", "Alone", "Brought", "Exchange", "SentBack"]
 

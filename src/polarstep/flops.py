@@ -10,7 +10,7 @@ sketch, h the number of power iterations and q the number of polynomial steps.
 
 from __future__ import annotations
 
-from polarstep.products.start_vectors import norm_products
+from polarstep.numerics import norm_products
 
 __all__ = [
     "deflation_parts",
@@ -46,7 +46,7 @@ def newton_schulz(
     combination times X. In general p(X) = r(XXᵀ)X with r of degree (degree − 1)/2. ``products`` is the
     number of d₀×d₀ products for r. ``None`` stands for Horner's rule, where each further degree of r is
     one more product. Repeated squaring needs fewer: two for degree 9, and three for a polynomial of
-    degree 17 like ``"flat"`` (:mod:`polarstep.products.squarings`). The polynomial's d₀² and d₀d₁
+    degree 17 like ``"flat"`` (:mod:`polarstep.numerics`). The polynomial's d₀² and d₀d₁
     additions are not counted, as in the paper.
     """
     d0, d1 = min(m, n), max(m, n)

@@ -7,7 +7,7 @@
 :func:`bucket_step` is the step of one bucket, whatever its matrices are and wherever they lie. Three
 objects answer what may differ:
 
-    map        how T is made of M          polarstep.polar       full space, LowRank, Deflated, Auto
+    map        how T is made of M          polarstep.maps       full space, LowRank, Deflated, Auto
     exchange   which rank computes what    polarstep.exchange    Alone; polarstep.distributed has others
     engine     how C and X are touched     polarstep.engines     torch's operations, or kernels
 

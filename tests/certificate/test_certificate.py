@@ -12,7 +12,7 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.certificate import certified, certify, cheap_certificate, measure
 from polarstep.certificate.exact import update_ratio
-from polarstep.polar import PolarMap
+from polarstep.maps import PolarMap
 from polarstep.theory import bounds
 
 MAPS = {

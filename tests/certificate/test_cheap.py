@@ -10,9 +10,9 @@ from tests.spectra import SPECTRA, batch, gaussian
 from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
-from polarstep import products
 from polarstep.certificate import Monitor, certified, certify, cheap_certificate
 from polarstep.certificate import cheap as cheap_bounds
+from polarstep.ops import ops_of
 
 
 def nuclear(X):
@@ -218,7 +218,7 @@ def test_the_room_for_rounding_is_the_same_share_of_every_size(d0):
 @pytest.mark.parametrize("d0", [16, 64, 256])
 def test_the_room_for_products_in_16_bits(d0, monkeypatch):
     """Products that are off by ε‖M‖_F change ⟨M, T⟩ and ‖M‖_* by that much, or γ by 2ε/√d₀."""
-    cpu = type(products.of(torch.device("cpu")))
+    cpu = type(ops_of(torch.device("cpu")))
     monkeypatch.setattr(cpu, "dtype", lambda self, given: torch.bfloat16)
     identity = torch.eye(d0)
     gamma = float(cheap_certificate(identity, identity).gamma)

@@ -9,11 +9,11 @@ import torch
 from tests.spectra import SPECTRA, batch, gaussian, operator_norm, orthogonal
 
 import polarstep as ps
-from polarstep import products
 from polarstep.certificate import certify, cheap_certificate
 from polarstep.certificate import cheap as cheap_bounds
-from polarstep.polar.newton_schulz import schatten_norm
-from polarstep.polar.result import Factors, Lift
+from polarstep.maps.full_space import schatten_norm
+from polarstep.maps.result import Factors, Lift
+from polarstep.ops import ops_of
 
 BFLOAT16 = 2.0**-7
 
@@ -132,7 +132,7 @@ def test_what_a_rounded_basis_captured_bounds_the_nuclear_norm(spectrum, stretch
 def test_the_certificate_of_a_step_with_a_rounded_basis(spectrum, stretch, monkeypatch):
     """It bounds γ and ν of T = QZ, though the map has ‖Z‖_op = 1 and T has ‖Q‖_op."""
     monkeypatch.setattr(
-        type(products.of(torch.device("cpu"))), "dtype", lambda self, given: torch.bfloat16
+        type(ops_of(torch.device("cpu"))), "dtype", lambda self, given: torch.bfloat16
     )
     M = batch(spectrum, 3, 24, 40).float()
     U = torch.linalg.svd(M).U[..., :10]  # the leading directions

@@ -19,8 +19,8 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import polarstep as ps
 from polarstep import muon, rng
 from polarstep.distributed import wire
+from polarstep.maps import Warm
 from polarstep.optim import over_ranks
-from polarstep.polar import Warm
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -183,7 +183,7 @@ def no_tiles() -> bool:
     return False
 
 
-@mock.patch("polarstep.products.cpu.has_tiles", no_tiles)
+@mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
     with mock.patch.object(muon, "WINDOW", 1), mock.patch.object(over_ranks, "WINDOW", 1):

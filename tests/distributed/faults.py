@@ -28,7 +28,7 @@ from polarstep import rng
 from polarstep.distributed.owner import Trip
 from polarstep.distributed.step import Split
 from polarstep.engines.torch import Target
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none

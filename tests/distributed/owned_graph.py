@@ -20,8 +20,8 @@ from torch.nn import Parameter
 import polarstep as ps
 from polarstep.cuda_graphs import Replays
 from polarstep.distributed import owned_graph
+from polarstep.maps import Carry, Draw, Polar
 from polarstep.optim.routing import routes
-from polarstep.polar import Carry, Draw, Polar
 
 __all__ = ["BUCKETS", "CASES", "EVENTS", "MAPS", "STEPS", "Waiting", "main"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polarstep as ps
 from polarstep import rng
 from polarstep.distributed.ledger import PLANS
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 __all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "maps_of", "reference"]
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 SHAPES = ((12, 20), (12, 20), (16, 9))
 MAPS: dict[str, dict[str, Any]] = {

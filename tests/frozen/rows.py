@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import polarstep as ps
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 __all__ = ["Row", "rows"]
 

@@ -320,7 +320,7 @@ def program(configuration: Configuration, function: str) -> str:
     return (
         "import torch\n"
         "from polarstep import *\n"
-        "from polarstep.polar import Warm\n"
+        "from polarstep.maps import Warm\n"
         "from tests.fuzz.configurations import Configuration, Group, Parameter\n"
         f"from tests.fuzz.{room} import {function}\n\n"
         f"print({function}({configuration!r}))\n"

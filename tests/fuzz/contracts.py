@@ -1,4 +1,4 @@
-"""The promises of a polar map (``polarstep/polar/base.py``), each checked on a whole batch at once.
+"""The promises of a polar map (``polarstep/maps/base.py``), each checked on a whole batch at once.
 
 Differences between two results are weighted by M: ‖(T − T')Mᵀ‖_F/‖M‖_F. Where M has only rounding
 errors, a sketched map may return anything up to its norm, and such directions weigh nothing.
@@ -109,13 +109,13 @@ def _size_and_direction(polar: PolarMap, M: Tensor, T: Tensor) -> Iterator[Broke
     eps = torch.finfo(torch.promote_types(works_in(runs, M.dtype), torch.float32)).eps
     facts = facts_of(runs, eps)
     norm = torch.linalg.matrix_norm(T.double(), 2)
-    # polarstep/polar/base.py: the promise for plain steps, and that for the Gram form.
+    # polarstep/maps/base.py: the promise for plain steps, and that for the Gram form.
     room = max(rounding.norm, max(m, n) * eps)
     if may_use_gram(runs):
         room = max(room, 0.5 * facts.slope * min(m, n) * eps)
     limit = facts.largest * (1 + room)
     if may_use_gram(runs) and not settles(runs):
-        # polarstep/polar/gram.py: "a second price". Each step rounds P, PW and PGP, each by ε/2 of its
+        # polarstep/maps/gram.py: "a second price". Each step rounds P, PW and PGP, each by ε/2 of its
         # norm, and the later steps carry the error of W to T.
         limit += 1.5 * most_steps(runs) * facts.slope * eps
     yield from _where(norm > limit, "‖T‖_op", lambda i: f"{norm[i]:.9g}, at most {limit:.9g}")
@@ -193,7 +193,7 @@ def draws_equal_columns(runs: PolarMap, M: Tensor, key: int) -> Tensor:
     """Whether a sketch of sampled columns draws two places of ``M`` with the same column, by matrix.
 
     The sketch then has fewer directions than columns. What the basis has in their place depends on the
-    rounding errors (``polarstep/polar/orthonormal.py``), and T with it.
+    rounding errors (``polarstep/maps/subspace.py``), and T with it.
     """
     head = runs.head if isinstance(runs, Deflated) else runs
     found = torch.zeros(len(M), dtype=torch.bool)
@@ -283,7 +283,7 @@ class Case:
         return (
             "import torch\n"
             "from polarstep import *\n"
-            "from polarstep.polar import Warm\n"
+            "from polarstep.maps import Warm\n"
             "from tests.fuzz.contracts import broken_promises\n\n"
             f"polar = {self.polar!r}\n"
             f"M = torch.tensor({self.M.tolist()}, dtype={self.M.dtype})\n"

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep import Deflated, Exact, LowRank, NewtonSchulz, PolarMap
-from polarstep.polar import Warm, coefficients
+from polarstep.maps import Warm, coefficients
 
 __all__ = [
     "Facts",

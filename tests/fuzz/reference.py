@@ -16,7 +16,7 @@ from tests.fuzz.maps import reference
 from torch import Tensor
 
 from polarstep import Exact, Kaczmarz, LowRank, PolarMap, rng
-from polarstep.polar import Carry, Draw, Warm
+from polarstep.maps import Carry, Draw, Warm
 
 __all__ = ["Reference"]
 

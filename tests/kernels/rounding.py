@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from polarstep import products
-from polarstep.products.triton import Triton
+from polarstep.ops.triton import Triton
 
 __all__ = ["round_as_a_gpu"]
 

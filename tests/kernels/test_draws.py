@@ -11,7 +11,7 @@ from tests.own_parts import SHAPES, Run, sketched
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.polar import Carry, Draw
+from polarstep.maps import Carry, Draw
 
 # ℓ = 16 of 48 rows and four steps on B: Z is never made.
 WITHOUT_Z = ps.LowRank(

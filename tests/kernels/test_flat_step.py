@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.kernels.descriptors import takes_large_tiles
 from polarstep.kernels.flat_step_norms import lifted_norm
-from polarstep.polar.coefficients import polar_express, resolve
-from polarstep.products.base import Products
-from polarstep.products.flat_step import squared_norm
-from polarstep.products.head import Head
+from polarstep.maps.coefficients import polar_express, resolve
+from polarstep.ops import ops_of
+from polarstep.ops.base import Products, squared_norm
+from polarstep.ops.lazy import Head
 
 PLAIN = Products()
 
@@ -87,7 +86,7 @@ def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
     values = torch.linspace(0.2, 1, m, device=device, dtype=torch.float64)
     values[-1] = norm
     G = ((U * values) @ U.mT).to(torch.bfloat16)[None]
-    got = products.of(device).scale_to_one(G, 1.08)
+    got = ops_of(device).scale_to_one(G, 1.08)
     assert torch.allclose(got.double(), PLAIN.scale_to_one(G.double(), 1.08), rtol=2e-2)
     assert got > 0
 
@@ -97,7 +96,7 @@ def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
 def test_the_scale_to_one(device: torch.device, m: int, dtype: torch.dtype) -> None:
     G = gram(4, m, device).to(dtype)
     G[1] = 0
-    got = products.of(device).scale_to_one(G, 1.08)
+    got = ops_of(device).scale_to_one(G, 1.08)
     want = PLAIN.scale_to_one(G, 1.08)
     assert got.shape == want.shape == (4, 1, 1)
     assert got[1] == want[1] == 0
@@ -127,7 +126,7 @@ def test_the_norm_of_a_lifted_matrix(device: torch.device, m: int, dtype: torch.
         assert got.dtype == torch.float32
         torch.testing.assert_close(got.double(), want * factor.double() ** 2, rtol=rtol, atol=0)
     if dtype == torch.float32:
-        ours = products.of(device).lifted_norm(P, G)
+        ours = ops_of(device).lifted_norm(P, G)
         torch.testing.assert_close(ours.double(), want, rtol=rtol, atol=0)
 
 
@@ -136,7 +135,7 @@ def test_the_norm_of_a_lifted_matrix(device: torch.device, m: int, dtype: torch.
 def test_a_matrix_that_is_not_finite_has_a_scale_of_zero(device: torch.device, bad: float) -> None:
     G = gram(3, 72, device)
     G[1, 5, 5] = bad
-    scale = products.of(device).scale_to_one(G, 1.08).flatten()
+    scale = ops_of(device).scale_to_one(G, 1.08).flatten()
     assert scale[1] == 0
     assert (scale[[0, 2]] > 0).all()
 
@@ -154,7 +153,7 @@ def test_the_flattened_matrix(device: torch.device, layout: str, weighted: bool)
     inverse = torch.tensor([0.5, 0.8], device=device)[:, None, None]
     A, Q, B, X = (Y.half() for Y in (A, Q, B, X))
     given = A if layout == "wide" else A.mT.contiguous().mT
-    got = products.of(device).flattened(given, Head(Q, B, X, W), inverse)
+    got = ops_of(device).flattened(given, Head(Q, B, X, W), inverse)
     fine = Head(Q.double(), B.double(), X.double(), None if W is None else W.double())
     want = PLAIN.flattened(A.double(), fine, inverse)
     assert got.dtype == torch.float16
@@ -180,7 +179,7 @@ def test_a_scaled_polynomial(
     G = gram(2 if m < 100 else 1, m, device)
     norm = torch.linalg.matrix_norm(G.double(), 2)
     s = 0.95 / norm.sqrt()[:, None, None]
-    got = products.of(device).scaled_polynomial(G, polynomial, s.float())
+    got = ops_of(device).scaled_polynomial(G, polynomial, s.float())
     want = PLAIN.scaled_polynomial(G.double(), polynomial, s)
     assert got.dtype == torch.float16
     error = torch.linalg.matrix_norm(got.double() - want, 2)
@@ -195,7 +194,7 @@ def test_the_dual_of_a_head_is_its_plain_twin(device: torch.device, weighted: bo
     X = torch.linalg.qr(randn(2, n, ell, seed=1)).Q.mT.contiguous().to(device).half()
     W = randn(2, ell, ell, seed=2).to(device).half() if weighted else None
     head = Head(Q.to(device).half(), X, X, W)
-    got = products.of(device).dual(head)
+    got = ops_of(device).dual(head)
     fine = Head(*(None if Y is None else Y.double() for Y in (head.Q, X, X, W)))
     want = PLAIN.dual(fine)
     assert got.Q.dtype == torch.float16

@@ -11,14 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.bucket import Observed
-from polarstep.polar.coefficients import evaluate, resolve
-from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE
-from polarstep.polar.rest_norm import rest_size
-from polarstep.products.base import Products
-from polarstep.products.head import Head
-from polarstep.products.row_product import RowProduct
+from polarstep.maps.coefficients import evaluate, resolve
+from polarstep.maps.deflated import MARGIN_OF_SCALE, rest_size
+from polarstep.ops import ops_of
+from polarstep.ops.base import Products
+from polarstep.ops.lazy import Head, RowProduct
 
 FLAT = resolve("flat", 1)[0]
 EPS = 2.0**-4
@@ -28,7 +26,7 @@ EPS = 2.0**-4
 @pytest.fixture(autouse=True)
 def _descriptors_for_small_matrices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from polarstep.kernels import product
-    from polarstep.products import float8 as eight_bits
+    from polarstep.ops import float8 as eight_bits
 
     if device.type == "cuda" and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("no tensor descriptors on this GPU")
@@ -46,7 +44,7 @@ def float8(X: Tensor, unit: float) -> Tensor:
 
 def flat_step(A: Tensor, Q: Tensor, Z: Tensor, *, float8: bool = True) -> tuple[Tensor, Tensor]:
     """T of float16 matrices ``A`` with a head of basis ``Q`` and factor ``Z``, and ‖T‖²_F."""
-    ops, B = products.of(A.device), (Q.mT.float() @ A.float()).half()
+    ops, B = ops_of(A.device), (Q.mT.float() @ A.float()).half()
     left, factor, floor = rest_size(A.shape[-2], Q.shape[-1], 2.0**-10)
     inverse = Products().inverse_rest_size(A, B, left, factor, floor).float()
     T, squared = ops.flat_step(
@@ -144,7 +142,8 @@ def test_an_update_by_a_product_of_rows(
         X = [W[:, :n] for W in whole]
         before = [W.double() for W in whole]
         module.update_from_rows(
-            torch.tensor([x.data_ptr() for x in X], device=device), T, decay, step,
+            torch.tensor([x.data_ptr() for x in X], device=device),
+            T.A, T.B, T.scale, T.alpha, decay, step,
             element=torch.float32, finite=finite,
             strides=torch.tensor([n + wider] * 2, device=device) if wider else None,
         )  # fmt: skip
@@ -246,7 +245,7 @@ def test_a_large_direction_that_the_head_missed_makes_the_step_small(device: tor
 
 
 def test_units_keep_every_square_in_range() -> None:
-    from polarstep.products import float8 as eight_bits
+    from polarstep.ops import float8 as eight_bits
 
     chain = eight_bits.squarings(FLAT)
     assert chain is not None
@@ -260,7 +259,7 @@ def test_units_keep_every_square_in_range() -> None:
 
 
 def test_small_odd_and_wide_numbers_do_not_suit(device: torch.device) -> None:
-    from polarstep.products import float8 as eight_bits
+    from polarstep.ops import float8 as eight_bits
 
     def suits(m: int, n: int, dtype: torch.dtype = torch.float16) -> bool:
         return eight_bits.suits(torch.empty(1, m, n, dtype=dtype, device=device), FLAT)

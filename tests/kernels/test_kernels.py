@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.kernels.descriptors import takes_large_tiles
+from polarstep.ops import ops_of
 
 
 def randn(*shape: int, device: torch.device, seed: int = 0) -> Tensor:
@@ -56,7 +56,7 @@ def test_polynomial_times_a_matrix_in_one_launch(
     X = randn(2, m, 40, device=device) / (m**0.5 + 40**0.5)
     G, Y = (X @ X.mT).half(), randn(2, m, n, device=device, seed=1).half()
     P = torch.full_like(G, float("nan"))
-    got = products.of(device)._polynomial_times(G, Y, polynomial, P=P)
+    got = ops_of(device)._polynomial_times(G, Y, polynomial, P=P)
     of = sum(c * torch.linalg.matrix_power(G.double(), k) for k, c in enumerate(polynomial))
     assert torch.allclose(P.double(), of, atol=1e-2)
     want = P.double() @ Y.double()
@@ -68,7 +68,7 @@ def test_without_descriptors_a_product_is_the_same(
 ) -> None:
     from polarstep.kernels.descriptors import describable
 
-    polynomial_times = products.of(device)._polynomial_times
+    polynomial_times = ops_of(device)._polynomial_times
     G, Y = randn(2, 72, 72, device=device).half() / 9, randn(2, 72, 40, device=device).half()
     expected = polynomial_times(G, Y, (3.4, -4.7, 2.0))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -110,9 +110,9 @@ def test_polynomial_times_a_matrix_of_any_norm(device: torch.device, scale: floa
     ],
 )
 def test_gram_form_in_few_launches(device: torch.device, m: int, steps: int, way: str) -> None:
-    from polarstep.polar.coefficients import polar_express
+    from polarstep.maps.coefficients import polar_express
 
-    ops = products.of(device)
+    ops = ops_of(device)
     polynomials = polar_express(0.3, steps, safety=1.01)
     X = randn(2, m, 3 * m, device=device)
     X /= 1.1 * torch.linalg.matrix_norm(X, 2)[:, None, None]
@@ -138,7 +138,7 @@ def test_few_matrices_have_a_launch_for_each_product(
 ) -> None:
     from polarstep.kernels import small_gram
 
-    ops = products.of(device)
+    ops = ops_of(device)
     monkeypatch.setattr(small_gram, "suits", lambda *_: False)
     monkeypatch.setattr(type(ops), way, lambda *_: "this one")
     G = randn(count, m, m, device=device).half()
@@ -146,7 +146,7 @@ def test_few_matrices_have_a_launch_for_each_product(
 
 
 def test_what_is_too_large_for_one_launch_takes_two(device: torch.device) -> None:
-    from polarstep.products.triton import _is_one_launch as one_launch
+    from polarstep.ops.triton import _is_one_launch as one_launch
 
     quintic = ((3.4, -4.7, 2.0),)
     assert one_launch(randn(8, 256, 8, device=device).half(), quintic)
@@ -214,7 +214,7 @@ def test_half_of_few_tiles_is_not_worth_a_kernel(device: torch.device) -> None:
     assert not halving_pays(1000, 511)
     X = randn(10, 512, 16, device=device).half()
     assert not _suits_descriptors(X, X.mT)
-    got = products.of(device).symmetric(X, X)
+    got = ops_of(device).symmetric(X, X)
     assert torch.allclose(got.double(), X.double() @ X.double().mT, atol=4e-2)
 
 
@@ -372,7 +372,7 @@ def test_an_update_by_factors_and_a_matrix(device: torch.device, m: int, n: int,
 
 @pytest.mark.parametrize("degree", [3, 5, 7, 9])
 def test_the_polynomial_of_a_gram_matrix(device: torch.device, degree: int) -> None:
-    polynomial_of = products.of(device).polynomial
+    polynomial_of = ops_of(device).polynomial
     polynomial = tuple(torch.linspace(2, -1, (degree + 1) // 2).tolist())
     X = randn(2, 20, 40, device=device)
     G = X @ X.mT / 60
@@ -427,8 +427,8 @@ def test_gram_form_in_float16_is_as_good_as_float64(
 
 
 def test_the_gram_form_rounds_once_to_another_precision(device: torch.device) -> None:
-    from polarstep.polar.coefficients import evaluate, resolve
-    from polarstep.polar.gram import apply_polynomials, restarts, rounding
+    from polarstep.maps.coefficients import evaluate, resolve
+    from polarstep.maps.gram import apply_polynomials, restarts, rounding
 
     polynomials = resolve("quintic", 7)
     assert restarts(polynomials, rounding(torch.float16))  # those before the last stay in float16
@@ -485,9 +485,9 @@ def test_a_norm_that_float32_cannot_square_gives_zero(device: torch.device) -> N
 def test_few_rows(
     device: torch.device, steps: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polarstep.polar import gram
-    from polarstep.polar.coefficients import evaluate, polar_express
-    from polarstep.polar.small import small_polar, suits_small
+    from polarstep.maps import gram
+    from polarstep.maps.coefficients import evaluate, polar_express
+    from polarstep.maps.gram import small_polar, suits_small
 
     polynomials = polar_express(0.03, steps, safety=1.01)
     Y = torch.stack([randn(20, n, device=device), randn(20, n, device=device, seed=1)])

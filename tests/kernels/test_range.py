@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep import products
 from polarstep.kernels.normalize import normalized
+from polarstep.ops import ops_of
 
 MAPS = {
     "full space": ps.NewtonSchulz(5, "quintic"),
@@ -43,7 +43,7 @@ def as_on_a_gpu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     A CPU would scale a matrix where it sees that a product has left the range of float32.
     """
     if device.type == "cpu":
-        kind = type(products.of(device))
+        kind = type(ops_of(device))
         monkeypatch.setattr(kind, "looks_for_free", False)
         monkeypatch.setattr(kind, "orthonormalization", "products")
         monkeypatch.setattr(kind, "fuses_first_step", lambda self, m, _, first: len(first) <= 3)

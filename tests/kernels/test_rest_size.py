@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import products
-from polarstep.products.base import Products
+from polarstep.ops import ops_of
+from polarstep.ops.base import Products
 
 PLAIN = Products()
 
@@ -32,7 +32,7 @@ def test_the_inverse_size_of_the_rest(
     )  # more energy in B than in A: the floor, and no rest
     A, B = A.to(dtype), B.to(dtype)
     A = A if layout == "wide" else A.mT.contiguous().mT
-    got = products.of(device).inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
+    got = ops_of(device).inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
     want = PLAIN.inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
     assert got.shape == want.shape == (5, 1, 1)
     assert got[1] == got[4] == 0
@@ -40,7 +40,7 @@ def test_the_inverse_size_of_the_rest(
     assert torch.allclose(got.double(), want.double(), rtol=1e-5, atol=0)
     # From sums of squares in 1,300 parts, as momentum leaves them.
     squares = A.double().flatten(1).square().unflatten(1, (1300, 7)).sum(2)
-    for ops in (products.of(device), PLAIN):
+    for ops in (ops_of(device), PLAIN):
         again = ops.inverse_rest_size(torch.ones_like(A), B, 61, 1.5, 2.0**-12, squares)
         assert torch.allclose(again.double(), want.double(), rtol=1e-5, atol=0)
 
@@ -48,7 +48,7 @@ def test_the_inverse_size_of_the_rest(
 @pytest.mark.parametrize("size", [1e-30, 1e30, 1e-44])
 def test_the_inverse_size_at_the_ends_of_float32(device: torch.device, size: float) -> None:
     A = size * randn(2, 20, 40, device=device)
-    got = products.of(device).inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
+    got = ops_of(device).inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
     want = PLAIN.inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
     assert got.isfinite().all()
     most = 1e38  # where the kernel ends

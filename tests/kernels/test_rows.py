@@ -7,11 +7,10 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import products
-from polarstep.polar import Carry
-from polarstep.products.base import Products
-from polarstep.products.row_product import RowProduct
-from polarstep.products.scaled_rows import ScaledRows
+from polarstep.maps import Carry
+from polarstep.ops import ops_of
+from polarstep.ops.base import Products
+from polarstep.ops.lazy import RowProduct, ScaledRows
 
 SHAPES = [(8, 16), (130, 600), (1, 5)]
 
@@ -40,7 +39,7 @@ def test_rows_are_scaled_as_in_plain_torch(
     T = matrices(device, m, n).to(dtype)
     known = None
     for step in range(2):
-        got, v = products.of(device).normalized_rows(T + step, 0.9, known, torch.float32)
+        got, v = ops_of(device).normalized_rows(T + step, 0.9, known, torch.float32)
         want, moments = reference(T + step, 0.9, known)
         assert isinstance(got, ScaledRows)
         assert torch.allclose(v.double(), moments, rtol=1e-5)
@@ -55,7 +54,7 @@ def test_rows_are_scaled_as_in_plain_torch(
 
 def test_a_zero_matrix_stays_zero_beside_others(device: torch.device) -> None:
     T = torch.cat([torch.zeros(1, 16, 32), torch.ones(1, 16, 32)]).to(device)
-    got, v = products.of(device).normalized_rows(T, 0.95, None, torch.float32)
+    got, v = ops_of(device).normalized_rows(T, 0.95, None, torch.float32)
     assert isinstance(got, ScaledRows)
     assert not got.multiplied_out()[0].any()
     assert not v[0].any()
@@ -71,7 +70,7 @@ def test_one_launch_multiplies_out_and_finds_the_lengths(device: torch.device) -
     )
     T = RowProduct(A, B, torch.tensor([0.5, 3.0], device=device), 0.125)
     for each in (T, T.mT):
-        got, _ = products.of(device).normalized_rows(each, 0.9, None, torch.float32)
+        got, _ = ops_of(device).normalized_rows(each, 0.9, None, torch.float32)
         exact = each.alpha * each.scale[:, None, None].double() * (
             each.A.double() @ each.B.double().mT
         )  # fmt: skip
@@ -84,7 +83,7 @@ def test_one_launch_multiplies_out_and_finds_the_lengths(device: torch.device) -
 
 def test_float64_keeps_its_digits(device: torch.device) -> None:
     T = matrices(device, 12, 20).double()
-    got, _ = products.of(device).normalized_rows(T, 0.9, None, torch.float64)
+    got, _ = ops_of(device).normalized_rows(T, 0.9, None, torch.float64)
     assert isinstance(got, Tensor)
     assert torch.equal(got, reference(T, 0.9, None)[0])
 
@@ -139,7 +138,7 @@ def test_v_of_bfloat16_parameters_is_kept_in_float32(
     device: torch.device, saved: torch.dtype, skips: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """v = 1 goes to 0.999, which is 1 in bfloat16; other code may have cast it to bfloat16."""
-    ops = type(products.of(device))
+    ops = type(ops_of(device))
     monkeypatch.setattr(ops, "dtype", lambda self, given: torch.bfloat16)  # M, as on a GPU
     p = torch.nn.Parameter(torch.zeros(16, 32, dtype=torch.bfloat16, device=device))
     options = {"transform": ps.NormalizedRows(0.999), "nonfinite": "skip" if skips else "propagate"}

@@ -10,7 +10,7 @@ import torch
 from tests.spectra import gaussian, with_singular_values
 
 import polarstep as ps
-from polarstep.polar import deflated, result
+from polarstep.maps import deflated, result
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 HEAD = ps.LowRank(8, 8, inner=INNER, always_sketch=True)

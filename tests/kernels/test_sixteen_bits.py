@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import products
-from polarstep.polar.coefficients import Polynomial, evaluate, polar_express, resolve
+from polarstep.maps.coefficients import Polynomial, evaluate, polar_express, resolve
+from polarstep.ops import ops_of
 
 SHAPES = {
     "one launch": (2, 24, 40),
@@ -39,7 +39,7 @@ def on_singular_values(polynomials: tuple[Polynomial, ...], X: Tensor) -> Tensor
 )
 def test_iterate(device: torch.device, name: str, polynomials: tuple[Polynomial, ...]) -> None:
     X = matrices(name, device)
-    got = products.of(device).iterate(X, polynomials)
+    got = ops_of(device).iterate(X, polynomials)
     assert got.dtype == torch.float16
     assert got.stride() == X.stride()
     assert torch.allclose(got.double(), on_singular_values(polynomials, X), atol=4e-3)
@@ -50,7 +50,7 @@ def test_iterate(device: torch.device, name: str, polynomials: tuple[Polynomial,
 def test_first_step(device: torch.device, name: str, dtype: torch.dtype) -> None:
     """φ(Y/‖Y‖_F), for Y that was not normalized."""
     (polynomial,), Y = resolve("quintic", 1), 30 * matrices(name, device)
-    got = products.of(device).first_step(Y, polynomial, dtype)
+    got = ops_of(device).first_step(Y, polynomial, dtype)
     assert got.dtype == dtype
     Y = Y.double()
     want = on_singular_values((polynomial,), Y / torch.linalg.matrix_norm(Y, keepdim=True))
@@ -58,7 +58,7 @@ def test_first_step(device: torch.device, name: str, dtype: torch.dtype) -> None
 
 
 def test_half_of_a_symmetric_product_is_counted_as_half(device: torch.device) -> None:
-    ops = products.of(device)
+    ops = ops_of(device)
     least = ops.symmetric_from
     assert ops.symmetric_flops(least, 7, torch.float16) == least * least * 7
     assert ops.symmetric_flops(least - 1, 7, torch.float16) == 2 * (least - 1) ** 2 * 7

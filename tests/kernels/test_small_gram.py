@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import takes_large_tiles
-from polarstep.products.base import Products
-from polarstep.products.squarings import Polynomial
+from polarstep.numerics import Polynomial
+from polarstep.ops import ops_of
+from polarstep.ops.base import Products
 
 QUINTIC = (3.4, -4.7, 2.0)
 SEVENTH = (2.8, -3.5, 1.9, -0.34)
@@ -98,7 +98,7 @@ def test_the_square_of_w_is_stored_as_well(device: torch.device, skip: bool) -> 
 
 
 def test_rounds_as_separate_launches_do(device: torch.device) -> None:
-    ops, polynomials = products.of(device), (SEVENTH, SEVENTH, QUINTIC)
+    ops, polynomials = ops_of(device), (SEVENTH, SEVENTH, QUINTIC)
     G = gram(2, 40, torch.float16, device)
     want = in_float64(G, polynomials)
     errors = [
@@ -135,5 +135,5 @@ def test_small_matrices_take_one_launch(
     if not takes_large_tiles(device):
         pytest.skip("the kernel is for other GPUs")
     monkeypatch.setattr(small_gram, "accumulated", lambda *_: "one launch")
-    W = products.of(device).accumulated(gram(1, m, torch.float16, device), (QUINTIC,))
+    W = ops_of(device).accumulated(gram(1, m, torch.float16, device), (QUINTIC,))
     assert (W == "one launch") is taken  # type: ignore[comparison-overlap]

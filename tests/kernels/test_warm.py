@@ -13,10 +13,11 @@ from tests.spectra import with_singular_values
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep import products, rng
-from polarstep.polar import Carry, Draw, Polar
-from polarstep.polar.coefficients import evaluate
-from polarstep.polar.orthonormal import whitened_polynomials
+from polarstep import rng
+from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps.coefficients import evaluate
+from polarstep.maps.subspace import whitened_polynomials
+from polarstep.ops import ops_of
 
 # One step on B and three on its Gram matrix: Z is never made.
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
@@ -108,7 +109,7 @@ def test_a_wide_basis_is_not_made_by_halves_of_products(
     m, n = 528, 1600
     sigma = torch.where(torch.arange(m) < 16, 1.0, 3e-3)
     Y = with_singular_values(sigma.double(), m, n, 5).to(device, torch.bfloat16)[None]
-    Q, halves = products.of(device).whitened_basis(Y, whitened_polynomials())
+    Q, halves = ops_of(device).whitened_basis(Y, whitened_polynomials())
     assert Q.dtype == torch.bfloat16
     assert torch.linalg.matrix_norm(halves.double(), 2) < 1.01
 

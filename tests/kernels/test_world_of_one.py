@@ -7,7 +7,7 @@ import torch
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 STEPS = 4
 SHAPES = ((32, 48), (48, 32), (3, 32, 48))

@@ -9,8 +9,8 @@ import torch
 from tests.flops import Flops
 
 import polarstep as ps
-from polarstep.polar import NewtonSchulz
-from polarstep.polar.coefficients import minimax, resolve
+from polarstep.maps import NewtonSchulz
+from polarstep.maps.coefficients import minimax, resolve
 from polarstep_lab import flops
 from polarstep_lab.flops import CIFAR10, NANOGPT, TABLE_2, Workload
 from polarstep_lab.flops.workload import workload_named, workload_names

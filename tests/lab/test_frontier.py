@@ -467,8 +467,8 @@ def test_steps_apart_have_the_heads_of_the_joint_form(frontier, name):
 def test_steps_apart_leave_the_head_and_lift_the_rest(apart, steps, shape):
     """In float64: QᵀT is the head's polar part, and the rest's singular values go through p."""
     import polarstep as ps
-    from polarstep.polar.base import Carry, Draw
-    from polarstep.polar.coefficients import evaluate, polar_express
+    from polarstep.maps.base import Carry, Draw
+    from polarstep.maps.coefficients import evaluate, polar_express
 
     rest = ps.NewtonSchulz(2, polar_express(0.1, 2) if steps == "minimax" else steps)
     head = ps.LowRank(12, 4, inner=ps.Exact(), always_sketch=True)
@@ -563,7 +563,7 @@ def test_steps_apart_resume_bit_for_bit(frontier, apart):
 def test_a_kept_weight_is_that_of_an_earlier_step(frontier, shape):
     """Full space where W is new; with the old W in between, and ‖T‖_op near one if capped."""
     import polarstep as ps
-    from polarstep.polar import Carry, Draw
+    from polarstep.maps import Carry, Draw
 
     kept_weight = importlib.import_module("kept_weight")
     full, generator = ps.NewtonSchulz(5, "polar-express"), torch.Generator().manual_seed(0)

@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from polarstep import rng
-from polarstep.polar import Exact, NewtonSchulz
+from polarstep.maps import Exact, NewtonSchulz
 from polarstep.theory import schedules
 from polarstep.theory.noise import AlphaStable, GradientNoise
 from polarstep_lab.cli import app

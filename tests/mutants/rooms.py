@@ -12,14 +12,13 @@ __all__ = ["PACKAGE", "ROOMS", "Room", "drawn", "possible"]
 
 PACKAGE = Path("src/polarstep")
 # These run on a GPU alone: replayed CUDA graphs, and cuBLAS.
-ON_A_GPU = {"engines/replay.py", "products/cuda.py"}
+ON_A_GPU = {"engines/replay.py", "ops/cuda.py"}
 # These run on a GPU, or in Triton's interpreter; tests/kernels has their tests.
 IN_THE_INTERPRETER = (
     "engines/fused.py",
     "engines/replay_plan.py",
-    "polar/small.py",
-    "products/float8.py",
-    "products/triton.py",
+    "ops/float8.py",
+    "ops/triton.py",
 )
 
 
@@ -58,10 +57,10 @@ def _file(name: str, sample: int) -> Room:
 
 
 ROOMS = {
-    "products": _folder("products", 30),
-    "sketch": _folder("sketch", 20),
+    "ops": _folder("ops", 30),
     "theory": _folder("theory", 40),
-    "polar": _folder("polar", 46),
+    "maps": _folder("maps", 66),
+    "numerics.py": Room("tests/ops", 15, ("numerics.py",)),
     "certificate": _folder("certificate", 40),
     "optim": Room("tests/optim", 25, ("optim", "muon.py", "bucket.py", "exchange.py", "engines")),
     "matrix.py": _file("matrix", 15),

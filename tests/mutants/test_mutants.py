@@ -97,7 +97,7 @@ def test_every_file_of_the_package_is_in_one_room_or_needs_a_gpu():
     names = ("__init__.py", "__main__.py")
     package = {each for each in Path("src/polarstep").rglob("*.py") if each.name not in names}
     left = {str(each.relative_to("src/polarstep")) for each in package - set(of_rooms)}
-    assert left == {"engines/replay.py", "products/cuda.py"}
+    assert left == {"engines/replay.py", "ops/cuda.py"}
     assert all(
         room.test_files() and all(map(Path.exists, room.test_files())) for room in ROOMS.values()
     )

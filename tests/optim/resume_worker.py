@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from polarstep import Exact, Kaczmarz, LowRank, Muon, NewtonSchulz, rng
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 CASES = {
     "default": {},

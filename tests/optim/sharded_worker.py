@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from polarstep import SGD, LowRank, Muon, NewtonSchulz, muon_for, rng
 from polarstep import muon as algorithm
 from polarstep.certificate import Monitor
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 RANKS = 2
 STEPS = 3

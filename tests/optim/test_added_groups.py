@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import Parameter
 
 from polarstep import SGD, AdamW, LowRank, Muon, NewtonSchulz, NormalizedRows, muon_for
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.polar.rest_norm import FACTOR
+from polarstep.maps.deflated import FACTOR
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 FRESH = ps.LowRank(12, 4, inner=INNER, always_sketch=True)
@@ -168,7 +168,7 @@ def test_a_new_leading_direction_does_not_blow_up(polar, gradients, shape):
 @pytest.mark.parametrize("shape", [(64, 96), (128, 128)], ids=str)
 def test_a_delta_that_is_too_small_by_30_percent_blows_nothing_up(polar, shape, monkeypatch):
     """Steps measure ‖X₀‖_op after δ, and hardly notice."""
-    monkeypatch.setattr("polarstep.polar.rest_norm.FACTOR", 0.7 * FACTOR)
+    monkeypatch.setattr("polarstep.maps.deflated.FACTOR", 0.7 * FACTOR)
     M = torch.stack([matrix(spectrum, *shape) for spectrum in SPECTRA]).float()
     p = nn.Parameter(torch.zeros_like(M))
     optimizer = ps.Muon([p], lr=0.1, momentum=0.0, polar=polar)

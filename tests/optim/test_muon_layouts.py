@@ -11,7 +11,7 @@ from torch.nn import Parameter
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, PolarMap, rng
 from polarstep.engines.torch import Target
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 
 @dataclass(frozen=True)

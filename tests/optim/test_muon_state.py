@@ -21,7 +21,7 @@ from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, muon_for
 from polarstep.bucket import MOST_DRAWN
-from polarstep.polar import Warm, auto
+from polarstep.maps import Warm, auto
 
 
 @pytest.fixture(scope="module")

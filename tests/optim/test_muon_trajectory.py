@@ -10,7 +10,7 @@ import torch
 from tests.spectra import gaussian
 
 from polarstep import Exact, Gaussian, LowRank, Muon, NewtonSchulz
-from polarstep.polar import Warm
+from polarstep.maps import Warm
 
 SCALES = {
     "none": lambda m, n: 1.0,

@@ -12,9 +12,9 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
+from polarstep.maps import Carry, Polar
+from polarstep.maps.result import Factors, Lift
 from polarstep.optim.transforms import followed
-from polarstep.polar import Carry, Polar
-from polarstep.polar.result import Factors, Lift
 
 
 @dataclass(frozen=True)

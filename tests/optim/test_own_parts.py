@@ -11,7 +11,7 @@ from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, same
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.polar import Carry, Draw, Polar
+from polarstep.maps import Carry, Draw, Polar
 
 over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
 over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())

@@ -18,9 +18,9 @@ from tests.spectra import gaussian, matrix, with_singular_values
 from torch import nn
 
 import polarstep as ps
+from polarstep.maps import deflated, result
+from polarstep.maps.result import Lift
 from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
-from polarstep.polar import deflated, result
-from polarstep.polar.result import Lift
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import polarstep as ps
-from polarstep.polar import Carry
+from polarstep.maps import Carry
 
 MAPS = [
     ps.NewtonSchulz(5, "polar-express"),

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polarstep import Exact, rng
-from polarstep.polar.coefficients import polar_express, resolve
+from polarstep.maps.coefficients import polar_express, resolve
 
 ROWS, COLS = 20, 28
 

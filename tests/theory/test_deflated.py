@@ -25,10 +25,9 @@ from tests.theory.matrices import (
 
 import polarstep as ps
 from polarstep import Exact, certify, rng
-from polarstep.polar.coefficients import evaluate, resolve
-from polarstep.polar.flat_step_scale import MARGIN_OF_SCALE, norm_floor, tolerant_scale
-from polarstep.polar.rest_norm import FACTOR
-from polarstep.products.start_vectors import norm_products
+from polarstep.maps.coefficients import evaluate, resolve
+from polarstep.maps.deflated import FACTOR, MARGIN_OF_SCALE, norm_floor, tolerant_scale
+from polarstep.numerics import norm_products
 from polarstep.theory import bounds
 from polarstep.theory.bounds import deflated
 

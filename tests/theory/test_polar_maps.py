@@ -20,8 +20,8 @@ from tests.theory.matrices import (
 )
 
 from polarstep import certify, rng
-from polarstep.polar import Carry, Draw, LowRank, NewtonSchulz
-from polarstep.sketch import Gaussian, Kaczmarz
+from polarstep.maps import Carry, Draw, LowRank, NewtonSchulz
+from polarstep.maps.sketches import Gaussian, Kaczmarz
 from polarstep.theory import bounds
 
 
@@ -212,7 +212,7 @@ def test_the_remedy_for_h_works():
 
 
 def test_the_two_polynomials_of_the_propositions_are_covered_and_no_other_set_is():
-    from polarstep.polar import coefficients
+    from polarstep.maps import coefficients
 
     for name in coefficients.names():
         (row, *_) = coefficients.resolve(name, 1)

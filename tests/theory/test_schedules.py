@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from polarstep.maps import Exact
 from polarstep.optim import Muon
-from polarstep.polar import Exact
 from polarstep.theory import schedules
 
 

@@ -17,8 +17,8 @@ The smaller of two bounds on ‖B‖_* is taken:
 * ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
   σ(1 − p_q(σ/δ)) of its alignment. It holds for any basis, and is tightest with many steps.
 
-A sketched map has B already (:class:`polarstep.polar.result.Factors`), so the cost is a few norms. So
-has a deflated map (:class:`polarstep.polar.result.Captured`), whose T is more than QZ. For a
+A sketched map has B already (:class:`polarstep.maps.result.Factors`), so the cost is a few norms. So
+has a deflated map (:class:`polarstep.maps.result.Captured`), whose T is more than QZ. For a
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
@@ -39,15 +39,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.certificate.exact import Certificate, check_step
 from polarstep.certificate.norm_bound import norm_bound
 from polarstep.float64 import widest
-from polarstep.polar import PolarMap
-from polarstep.polar.newton_schulz import schatten_norm
-from polarstep.polar.orthonormal import orthonormalize
-from polarstep.polar.result import Captured, Factors
-from polarstep.products.sizes import frobenius_norm, unit_scaled
+from polarstep.maps import PolarMap
+from polarstep.maps.full_space import schatten_norm
+from polarstep.maps.result import Captured, Factors
+from polarstep.maps.subspace import orthonormalize
+from polarstep.numerics import frobenius_norm, unit_scaled
+from polarstep.ops import ops_of
 from polarstep.undisturbed import undisturbed
 
 __all__ = ["certified", "cheap_certificate"]
@@ -161,7 +161,7 @@ def _bounds(
 def _precision(M: Tensor, polar: PolarMap | None) -> float:
     """ε of the products with M, and of those of a ``polar`` that works on the whole of M."""
     (m, n), device = M.shape[-2:], M.device
-    usual = torch.finfo(products.of(device).dtype(M.dtype)).eps
+    usual = torch.finfo(ops_of(device).dtype(M.dtype)).eps
     if polar is None:
         return usual
     its = polar.on(m, n, device).product_dtype(m, n, M.dtype, device)

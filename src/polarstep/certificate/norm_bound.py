@@ -50,7 +50,7 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.float64 import has_float64
-from polarstep.products.sizes import frobenius_norm, unit_scaled
+from polarstep.numerics import frobenius_norm, unit_scaled
 
 __all__ = ["norm_bound"]
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from polarstep import rng
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
+from polarstep.maps import Draw
 from polarstep.optim.stepping.carried import entry, written_over
 from polarstep.optim.stepping.collect import Member, Signature, State
-from polarstep.polar import Draw
 
 __all__ = ["found", "placements", "put", "shapes_of", "spans"]
 

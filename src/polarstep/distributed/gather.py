@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from polarstep.bucket import TensorBucket
     from polarstep.engines.torch import TorchEngine
     from polarstep.exchange import Brought, SentBack
-    from polarstep.polar import Carry, Polar
+    from polarstep.maps import Carry, Polar
 
 __all__ = ["Gathered", "Gathering"]
 

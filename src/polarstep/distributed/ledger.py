@@ -23,9 +23,10 @@ from typing import Literal, get_args
 
 import torch
 
-from polarstep import flops, products
-from polarstep.polar import LowRank, NewtonSchulz, PolarMap, Warm
-from polarstep.polar.containing import Containing
+from polarstep import flops
+from polarstep.maps import LowRank, NewtonSchulz, PolarMap, Warm
+from polarstep.maps.base import Containing
+from polarstep.ops import Products, ops_of
 
 __all__ = [
     "AUTO",
@@ -52,7 +53,7 @@ Side = Literal["rows", "columns"]  # what the ranks have cut
 BY_OWNERS: tuple[Plan, ...] = ("owner", "replicated")
 # Passes of Cholesky-QR for the basis Q; between power iterations one pass is enough.
 _FINAL_PASSES = 2
-_OPS = products.of(torch.device("cpu"))
+_OPS = ops_of(torch.device("cpu"))
 
 
 @dataclass(frozen=True)
@@ -201,7 +202,7 @@ def _products(polar: LowRank, step: int) -> int:
     return 1 if fresh is None else flops.power_products(fresh.power) + 1
 
 
-def _square(ops: products.Products, ell: int, long: int, passes: int) -> int:
+def _square(ops: Products, ell: int, long: int, passes: int) -> int:
     """Gram matrices of ℓ columns of length ``long``."""
     return passes * ops.symmetric_flops(ell, long, torch.float32)
 

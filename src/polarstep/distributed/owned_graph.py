@@ -27,8 +27,8 @@ from torch import Tensor
 from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import runs_by_kernels
 from polarstep.engines.replay import LARGEST_BUCKET
+from polarstep.maps import Draw
 from polarstep.optim.groups import Group
-from polarstep.polar import Draw
 
 if TYPE_CHECKING:
     from polarstep.distributed.owner import Trip

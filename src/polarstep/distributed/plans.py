@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.ledger import (
@@ -19,10 +18,11 @@ from polarstep.distributed.ledger import (
     Side,
     check_plan,
 )
+from polarstep.maps import PolarMap
 from polarstep.matrix import MatrixView
+from polarstep.ops import ops_of
 from polarstep.optim.stepping.collect import momentum_dtype
 from polarstep.optim.transforms import Transform, followed
-from polarstep.polar import PolarMap
 
 __all__ = ["Choice", "asked_of", "chosen_plan", "wire_dtype"]
 
@@ -128,7 +128,7 @@ def _cut_side(layout: Layout, view: MatrixView) -> Side:
 def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The precision of M and T on the way: bfloat16 where the step rounds to it anyway."""
     dtype = momentum_dtype(dtype)
-    fast = products.of(device).dtype(dtype)
+    fast = ops_of(device).dtype(dtype)
     return fast if polar.rounds_input and fast.itemsize < dtype.itemsize else dtype
 
 

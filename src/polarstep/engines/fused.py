@@ -17,18 +17,18 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from polarstep import kernels, products, rng
+from polarstep import kernels, rng
 from polarstep.bucket import Bucket
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.maps import Carry, Draw, Polar
 from polarstep.matrix import MatrixView
+from polarstep.ops import ops_of
+from polarstep.ops.lazy import RowProduct, ScaledRows
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.scaling import corrected
 from polarstep.optim.stepping.carried import carried_dtype, entry
 from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
 from polarstep.optim.stepping.low_precision import is_compensated, momentum_of, stored_dtype
-from polarstep.polar import Carry, Draw, Polar
-from polarstep.products.row_product import RowProduct
-from polarstep.products.scaled_rows import ScaledRows
 
 __all__ = [
     "ALIGNMENT",
@@ -134,7 +134,7 @@ class FusedBucket(Bucket):
         self.strided = False  # whether some matrices are parts of wider ones
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
-        self.dtype = products.of(signature.device).dtype(torch.float32)  # of M and of products
+        self.dtype = ops_of(signature.device).dtype(torch.float32)  # of M and of products
         self.finite: Tensor | None = None  # (count,): zero where a gradient is not finite
         self.squares: Tensor | None = None  # (count, parts): the squares of M, added up in parts
         self._carry = Carry()
@@ -322,9 +322,9 @@ class FusedEngine:
         if two is not None:
             update_from_factors(X, *two, *tables, **where)
         elif isinstance(T, RowProduct):
-            update_from_rows(X, T, *tables, **where)
+            update_from_rows(X, T.A, T.B, T.scale, T.alpha, *tables, **where)
         elif isinstance(T, ScaledRows):
-            update(X, T, *tables, **where)
+            update(X, T.T, *tables, **where, rows=(T.factors, T.sizes))
         else:
             update(X, polar.dense, *tables, **where)
 

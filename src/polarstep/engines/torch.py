@@ -13,10 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.bucket import TensorBucket
 from polarstep.distributed.gather import Gathering
 from polarstep.distributed.layout import is_sharded, local, placed_like
+from polarstep.maps import Polar
+from polarstep.ops import ops_of
 from polarstep.optim.groups import scale_of
 from polarstep.optim.scaling import at_assumed_norm
 from polarstep.optim.stepping.collect import State, Work, momentum_dtype
@@ -28,7 +29,6 @@ from polarstep.optim.stepping.low_precision import (
     rounding_error,
     stored_dtype,
 )
-from polarstep.polar import Polar
 
 __all__ = ["Target", "TorchEngine", "apply_updates"]
 
@@ -172,7 +172,7 @@ class Target:
     def takes_product(self, dtype: torch.dtype) -> bool:
         """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
         return (
-            products.of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
+            ops_of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
             and self.p.dtype == dtype
             and not is_sharded(self.p)
             and self.p.is_contiguous()

@@ -2,7 +2,7 @@
 
 Every operation by kernels has a plain torch twin with the same contract, which is the reference in the
 tests and runs where Triton is missing. The exception is a whitened warm sketch
-(:mod:`polarstep.polar.finders.warm`), which only kernels make; elsewhere a warm sketch stores Ωᵀ itself.
+(:mod:`polarstep.maps.subspace`), which only kernels make; elsewhere a warm sketch stores Ωᵀ itself.
 Importing this package needs neither Triton nor a GPU.
 
 Passes over a bucket   momentum, unit_size, normalize, rows, update; pointers and elements have the

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polarstep.products.start_vectors import SIGNS
+from polarstep.numerics import SIGNS
 
 __all__ = ["hashed", "times_few"]
 
@@ -20,7 +20,7 @@ _LINES, _LINE, _WARPS, _STAGES = 32, 128, 2, 5
 
 @triton.jit
 def hashed(at):
-    """Murmur3's finalizer, as in :mod:`polarstep.products.start_vectors`: 32 bits without a pattern."""
+    """Murmur3's finalizer, as in :mod:`polarstep.numerics`: 32 bits without a pattern."""
     h = at.to(tl.uint32)
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.few_columns import hashed, times_few
-from polarstep.products.start_vectors import SIGNS, norm_products
+from polarstep.numerics import SIGNS, norm_products
 
 __all__ = ["lifted_norm", "scale_to_one"]
 
@@ -30,7 +30,7 @@ def _start_kernel(
 
 
 def _start(like: Tensor, *, of_signs: bool, unit: float = 1.0) -> Tensor:
-    """``signs`` or ``start_vectors`` of :mod:`polarstep.products.start_vectors` for (batch, m, m).
+    """``signs`` or ``start_vectors`` of :mod:`polarstep.numerics` for (batch, m, m).
 
     All entries are multiplied by ``unit``.
 
@@ -135,7 +135,7 @@ def _lifted_norm_kernel(
 
 
 def lifted_norm(P: Tensor, G: Tensor, scale: Tensor | None = None, factor: float = 1.0) -> Tensor:
-    """:func:`polarstep.products.flat_step.squared_norm` of s·factor·P by four launches, in float32.
+    """:func:`polarstep.ops.base.squared_norm` of s·factor·P by four launches, in float32.
 
     ``scale`` has the s of each matrix; ``None`` means s = 1. The products read P and G as they are
     stored. An estimate that first converted both to 16 bits, and had some thirty small launches more,

@@ -1,6 +1,6 @@
 """The two kernels of a deflated step in eight bits that are not symmetric products.
 
-:mod:`polarstep.products.float8` says what the step is. In eight bits the GPU multiplies only matrices
+:mod:`polarstep.ops.float8` says what the step is. In eight bits the GPU multiplies only matrices
 whose entries lie one after the other along the sum, so the first kernel stores its result twice, once
 transposed.
 """

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels.normalize import sum_of_parts, sums_of_squares
-from polarstep.products.rest_norm import MOST_ENERGY
+from polarstep.numerics import MOST_ENERGY
 
 __all__ = ["inverse_rest_size"]
 
@@ -39,7 +39,7 @@ def inverse_rest_size(
     floor: float,
     squares: Tensor | None = None,
 ) -> Tensor:
-    """1/δ of each matrix, as :func:`polarstep.polar.rest_norm.rest_size` defines δ, in float32.
+    """1/δ of each matrix, as :func:`polarstep.maps.deflated.rest_size` defines δ, in float32.
 
     ``squares`` (batch, parts) adds up to ‖M‖²_F in float64, where the momentum kernel has computed it.
     """

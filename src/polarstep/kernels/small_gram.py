@@ -22,7 +22,7 @@ from torch import Tensor
 
 from polarstep.kernels import interpreted
 from polarstep.kernels.descriptors import takes_large_tiles
-from polarstep.products.squarings import Polynomial, squarings
+from polarstep.numerics import Polynomial, squarings
 
 __all__ = ["MOST_ROWS", "accumulated", "suits"]
 

@@ -19,8 +19,6 @@ from polarstep.kernels.descriptors import describe
 from polarstep.kernels.elements import ELEMENTS
 from polarstep.kernels.float8 import tile_of_rows
 from polarstep.kernels.tile_order import in_bands
-from polarstep.products.row_product import RowProduct
-from polarstep.products.scaled_rows import ScaledRows
 
 __all__ = ["update", "update_from_factors", "update_from_rows"]
 
@@ -198,28 +196,28 @@ def _update_from_rows_kernel(
 
 def update(
     weights: Tensor,
-    T: Tensor | ScaledRows,
+    T: Tensor,
     decays: Tensor,
     steps: Tensor,
     *,
     element: torch.dtype,
     finite: Tensor | None = None,
     strides: Tensor | None = None,
+    rows: tuple[Tensor, Tensor] | None = None,
 ) -> None:
     """``X ← decay·X − step·T`` for the matrices at the addresses ``weights``; T is (B, m, n).
 
     ``strides`` has the distance between rows of each X, where some X are parts of wider matrices.
+    ``rows`` are a number for each row of T (B, m) and one for each matrix (B,), to multiply it with.
     """
-    scaled, factors, sizes = False, decays, decays  # which are not read then
-    if isinstance(T, ScaledRows):
-        scaled, factors, sizes, T = True, T.factors, T.sizes, T.T
+    factors, sizes = rows or (decays, decays)  # which are not read then
     T = T.contiguous()
     size = T.shape[1] * T.shape[2]
     _update_kernel[(triton.cdiv(size, _BLOCK), T.shape[0])](
         weights, T, decays, steps, decays if finite is None else finite,
         weights if strides is None else strides, factors, sizes, size, T.shape[2],
         ELEMENT=ELEMENTS[element], SKIP=finite is not None, STRIDED=strides is not None,
-        SCALED=scaled, BLOCK=_BLOCK, num_warps=8,
+        SCALED=rows is not None, BLOCK=_BLOCK, num_warps=8,
     )  # fmt: skip
 
 
@@ -256,7 +254,10 @@ def update_from_factors(
 
 def update_from_rows(
     weights: Tensor,
-    T: RowProduct,
+    A: Tensor,
+    B: Tensor,
+    scale: Tensor,
+    alpha: float,
     decays: Tensor,
     steps: Tensor,
     *,
@@ -264,16 +265,19 @@ def update_from_rows(
     finite: Tensor | None = None,
     strides: Tensor | None = None,
 ) -> None:
-    """``X ← decay·X − step·T`` for T as a product in eight bits."""
-    batch, M, K = T.A.shape
-    N = T.B.shape[1]
+    """``X ← decay·X − step·T`` for T = alpha·s·ABᵀ in eight bits, A (B, m, k) and B (B, n, k).
+
+    ``scale`` has the s of each matrix.
+    """
+    batch, M, K = A.shape
+    N = B.shape[1]
     tiles = _ROW_TILES if K < _LONG_ROWS else _LONG_ROW_TILES
     BM, BN, BK = tiles["BM"], tiles["BN"], tiles["BK"]
     _update_from_rows_kernel[(triton.cdiv(M, BM) * triton.cdiv(N, BN), batch)](
-        weights, describe(T.A.view(-1, K), [BM, BK]), describe(T.B.view(-1, K), [BN, BK]), T.scale,
+        weights, describe(A.view(-1, K), [BM, BK]), describe(B.view(-1, K), [BN, BK]), scale,
         decays, steps, decays if finite is None else finite, weights if strides is None else strides,
         M, N, K,
-        T.alpha,
+        alpha,
         **_options(element, finite, strides),
         EVEN=M % BM == 0 and N % BN == 0,
         **tiles,

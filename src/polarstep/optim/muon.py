@@ -19,6 +19,7 @@ from polarstep.distributed.ledger import AskedPlan
 from polarstep.distributed.step import Distribution
 from polarstep.distributed.unstarted import Arrivals, has_ranks
 from polarstep.engines.replay import ReplayedStep
+from polarstep.maps import NewtonSchulz, PolarMap
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.optim.added import sorted_by_rule
 from polarstep.optim.checkpoints.checkpoint import Checkpointed
@@ -44,7 +45,6 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.transforms import Transform
-from polarstep.polar import NewtonSchulz, PolarMap
 from polarstep.torch_compile import as_it_is
 from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 

@@ -22,6 +22,7 @@ from polarstep.checked_values import (
     is_number,
 )
 from polarstep.distributed.ledger import check_plan
+from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import WITHOUT_DECAY
 from polarstep.optim.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
@@ -29,7 +30,6 @@ from polarstep.optim.groups import LR_SCALE, PER_PARAMETER, Group, Nonfinite, Ro
 from polarstep.optim.misnamed import REMEDIES, SYNONYMS
 from polarstep.optim.scaling import resolve_scale
 from polarstep.optim.transforms import Transform
-from polarstep.polar import Auto, PolarMap
 
 __all__ = [
     "CheckedOptions",

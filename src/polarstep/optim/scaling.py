@@ -11,7 +11,7 @@ RMS of η, whatever the shape. ``"spectral"`` is the same for tall matrices, and
 
 **Sketched maps** compute ‖T‖_F at every step, from small matrices (``Polar.squared_norm``): a low-rank
 map ‖T‖_F = ‖Z‖_F up to rounding, a deflated map an estimate. ‖T‖²_F counts as at least ℓ/9
-(:func:`polarstep.polar.result.counted_norm`), so ``"rms"`` is::
+(:func:`polarstep.maps.result.counted_norm`), so ``"rms"`` is::
 
     0.2·√(mn)/max(‖T‖_F, √ℓ/3) ≤ 3·0.2·√(mn/ℓ)
 
@@ -68,7 +68,7 @@ import torch
 from torch import Tensor
 
 from polarstep.checked_values import is_number
-from polarstep.polar import Polar, PolarMap
+from polarstep.maps import Polar, PolarMap
 
 __all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale", "to_norm"]
 

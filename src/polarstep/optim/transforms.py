@@ -13,14 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep import products
 from polarstep.checked_values import check_fraction
-from polarstep.polar import Carry, Draw, Polar, PolarMap
-from polarstep.polar.checks import pair_of
-from polarstep.polar.containing import Containing
-from polarstep.polar.result import Captured
-from polarstep.products.row_product import RowProduct
-from polarstep.products.scaled_rows import ScaledRows
+from polarstep.maps import Carry, Draw, Polar, PolarMap
+from polarstep.maps.base import Containing
+from polarstep.maps.result import Captured, pair_of
+from polarstep.ops import ops_of
+from polarstep.ops.lazy import RowProduct, ScaledRows
 
 __all__ = ["NormalizedRows", "Transform", "followed"]
 
@@ -109,7 +107,7 @@ class NormalizedRows(Transform):
     ) -> tuple[Tensor | ScaledRows, Carry]:
         # M may have 16 bits, in which v would stand still.
         wide = torch.promote_types(M.dtype, torch.float32)
-        ops = products.of(M.device)
+        ops = ops_of(M.device)
         scaled, v = ops.normalized_rows(T, self.beta2, carry.get("rows"), wide)
         return scaled, Carry(rows=v)
 

@@ -16,7 +16,7 @@ from polarstep import LowRank, NewtonSchulz
 from polarstep.distributed import ledger
 from polarstep.distributed.ledger import Plan, SharedMatrices, Side
 from polarstep.distributed.plans import FLOPS_PER_BYTE
-from polarstep.polar import PolarMap
+from polarstep.maps import PolarMap
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
 
 __all__ = [

@@ -7,7 +7,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from polarstep.polar import PolarMap
+from polarstep.maps import PolarMap
 from polarstep_lab.drawing.panels import Drawing, style_axes
 from polarstep_lab.flops.communication import MeshName, RankCost, costs, maps_of, mesh_of
 from polarstep_lab.flops.workload import Workload

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from polarstep.polar import Exact, LowRank, NewtonSchulz, PolarMap
-from polarstep.sketch import Kaczmarz
+from polarstep.maps import Exact, LowRank, NewtonSchulz, PolarMap
+from polarstep.maps.sketches import Kaczmarz
 from polarstep.theory import bounds, schedules
 from polarstep.theory.bounds import Setting
 from polarstep.theory.noise import AlphaStable, GradientNoise, RareCorrection, SkewedPareto

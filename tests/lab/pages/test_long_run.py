@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.lab.experiments.synthetic import write_run
 
-from polarstep.polar import auto
+from polarstep.maps import auto
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from polarstep import polar as maps
-from polarstep import sketch as sketches
+from polarstep import maps
 from polarstep.callers_level import callers_level
 from polarstep.distributed.unstarted import drop_placeholders, has_ranks, placeholders
+from polarstep.maps import Finder, PolarMap, sketches
+from polarstep.maps.sketches import Sketch
 from polarstep.optim.checkpoints.content import check_groups, check_state
 from polarstep.optim.checkpoints.matching import (
     check_order,
@@ -37,8 +38,6 @@ from polarstep.optim.stepping.collect import State, momentum_dtype
 from polarstep.optim.stepping.elementwise_step import check_buffers
 from polarstep.optim.stepping.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.transforms import NormalizedRows
-from polarstep.polar import Finder, PolarMap
-from polarstep.sketch import Sketch
 
 __all__ = ["Checkpointed"]
 

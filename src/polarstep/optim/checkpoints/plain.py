@@ -28,10 +28,10 @@ from typing import Any
 
 import torch
 
+from polarstep.maps import Finder, PolarMap
+from polarstep.maps.sketches import Sketch
 from polarstep.optim.groups import LR_SCALE
 from polarstep.optim.transforms import Transform
-from polarstep.polar import Finder, PolarMap
-from polarstep.sketch import Sketch
 
 __all__ = ["decoded", "decoded_group", "encoded", "encoded_group"]
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from polarstep.distributed.ledger import AskedPlan
+from polarstep.maps import PolarMap
 from polarstep.matrix import Layout
 from polarstep.optim.elementwise import AdamW
 from polarstep.optim.elementwise_rule import Elementwise, meant, shown
@@ -34,7 +35,6 @@ from polarstep.optim.routing.route import Route
 from polarstep.optim.routing.routes import left_out
 from polarstep.optim.scaling import LrScale
 from polarstep.optim.transforms import Transform
-from polarstep.polar import PolarMap
 
 __all__ = ["muon_for"]
 

@@ -1,6 +1,6 @@
 """The carry of a polar map in the optimizer's state.
 
-A :class:`~polarstep.polar.Carry` is kept per parameter and block, under the names that the map
+A :class:`~polarstep.maps.Carry` is kept per parameter and block, under the names that the map
 gives its tensors. A checkpoint then holds them as plain tensors.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.polar import Carry, PolarMap
+from polarstep.maps import Carry, PolarMap
 
 __all__ = ["carried_dtype", "entry", "name_of", "recalled", "remember", "written_over"]
 

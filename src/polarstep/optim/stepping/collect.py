@@ -17,6 +17,7 @@ from torch import Tensor
 from polarstep import kernels
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, local, placed_like
+from polarstep.maps import Carry, PolarMap
 from polarstep.matrix import MatrixView
 from polarstep.optim.groups import (
     LR_SCALE,
@@ -30,7 +31,6 @@ from polarstep.optim.groups import (
 from polarstep.optim.stepping.carried import recalled
 from polarstep.optim.stepping.magnitude import largest
 from polarstep.optim.transforms import followed
-from polarstep.polar import Carry, PolarMap
 
 __all__ = [
     "Member",

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polarstep.products.sizes import largest_entry
+from polarstep.numerics import largest_entry
 
 __all__ = ["largest", "largest_of_each"]
 

@@ -1,6 +1,6 @@
 """Bounds on γ and ν of deflated maps, which keep the rest of their sketch. None of them is in the paper.
 
-Notation as in :mod:`polarstep.polar.deflated`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
+Notation as in :mod:`polarstep.maps.deflated`: Q is m×ℓ with orthonormal columns, B = QᵀM, Z the polar
 factor of B, R = M − QB of rank at most N = d₀ − ℓ, δ > 0, X₀ = QZ + R/δ and T = p(s·X₀) for an odd
 polynomial p(x) = x·q(x²), which acts on singular values. The inner map is exact. δ may be anything. A
 small ν needs s·‖X₀‖_op ≤ 1, as p is made for [0, 1].
@@ -33,16 +33,17 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from polarstep.polar import coefficients as polynomials_of
-from polarstep.polar.coefficients import Polynomial
-from polarstep.polar.flat_step_scale import (
+from polarstep.maps import coefficients as polynomials_of
+from polarstep.maps.coefficients import Polynomial
+from polarstep.maps.deflated import (
+    FACTOR,
     MARGIN_OF_SCALE,
     TOLERATED_VALUE,
     norm_floor,
+    rest_size,
     tolerant_scale,
 )
-from polarstep.polar.rest_norm import FACTOR, rest_size
-from polarstep.products.start_vectors import SIGNS, norm_products
+from polarstep.numerics import SIGNS, norm_products
 from polarstep.theory import checks as check
 from polarstep.theory.bounds.polar_maps import sketched_rest_bound
 
@@ -139,7 +140,7 @@ def lifted_gamma(
         M: matrices of shape (..., m, n).
         Q: (..., m, ℓ) with orthonormal columns.
         polynomials: the steps; p is their composition.
-        delta: δ, by default from :func:`polarstep.polar.rest_norm.rest_size`.
+        delta: δ, by default from :func:`polarstep.maps.deflated.rest_size`.
         scale: s, by default 1/‖X₀‖_op.
     """
     steps = polynomials_of.validated(polynomials)
@@ -220,7 +221,7 @@ def expected_lifted_gamma(
 
     The bound of one also holds: p > 0 makes each term of (1) at least 0. Assumes an exact inner map,
     p > 0 on (0, t₁], 1 ≤ ℓ < rank(M), and a rest above the rounding floor of
-    :func:`polarstep.polar.rest_norm.rest_size`.
+    :func:`polarstep.maps.deflated.rest_size`.
 
     >>> spectrum, flat = 1 / torch.arange(1.0, 97.0), polynomials_of.resolve("flat", 1)
     >>> [round(float(expected_lifted_gamma(spectrum, 16, flat, h)), 2) for h in (0, 1, 2)]
@@ -269,7 +270,7 @@ def lifted_nu(polynomials: Polynomials, reach: float = 1.0) -> float:
     """A bound on ν = ‖p(s·X₀)‖_op − 1 for any X₀ and s with s·‖X₀‖_op ≤ ``reach``.
 
     It is max |p(x)| − 1 over 0 ≤ x ≤ reach, whatever δ, M, Q and Z are. A deflated map measures s, and
-    :mod:`polarstep.polar.flat_step_scale` derives reach ≤ 1.17 for it.
+    :mod:`polarstep.maps.deflated` derives reach ≤ 1.17 for it.
 
     >>> round(lifted_nu([(1.5, -0.5)], 1.17), 6), round(lifted_nu([(3.4445, -4.775, 2.0315)]), 3)
     (0.0, 0.202)
@@ -294,12 +295,12 @@ def longest_deflated_step(
     bound may be exceeded. It holds for any spectrum. The worst is a single direction above a flat rest:
     all other singular values of X₀ are some two thirds of the first.
 
-    s comes from 16 random start vectors of length m (:mod:`polarstep.polar.flat_step_scale`). The bound
+    s comes from 16 random start vectors of length m (:mod:`polarstep.maps.deflated`). The bound
     depends on κ, the part of the leading direction that the best of them holds, for a direction that is
     independent of their entries. So κm is the largest of 16 squares of normal numbers, and κ ≥ q/m for
     all but a share P(χ²₁ ≤ q)¹⁶ of directions.
 
-    >>> from polarstep.polar.coefficients import resolve
+    >>> from polarstep.maps.coefficients import resolve
     >>> round(longest_deflated_step(768, 3072, resolve("flat", 1)), 1)
     2.4
     """

@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep.polar import coefficients as polynomials
+from polarstep.maps import coefficients as polynomials
 from polarstep.theory import checks as check
 
 __all__ = [

@@ -1,0 +1,34 @@
+"""Polar maps: exact, by polynomial iterations, and randomized.
+
+To read it from the top:
+
+base          what a polar map promises; result has what its step returns
+full_space    polynomial iterations and the SVD: coefficients has the polynomials, gram another form
+low_rank      Algorithms 1 and 2: sketches has Ω, and subspace finds the basis Q
+deflated      a low-rank head and the rest that it leaves
+auto          the map for each shape, by the rows from which on a sketch pays
+"""
+
+from polarstep.maps.auto import Auto
+from polarstep.maps.base import Carry, Draw, PolarMap
+from polarstep.maps.coefficients import polar_express
+from polarstep.maps.deflated import Deflated
+from polarstep.maps.full_space import Exact, NewtonSchulz
+from polarstep.maps.low_rank import LowRank
+from polarstep.maps.result import Polar
+from polarstep.maps.subspace import Finder, Warm
+
+__all__ = [
+    "Auto",
+    "Carry",
+    "Deflated",
+    "Draw",
+    "Exact",
+    "Finder",
+    "LowRank",
+    "NewtonSchulz",
+    "Polar",
+    "PolarMap",
+    "Warm",
+    "polar_express",
+]
