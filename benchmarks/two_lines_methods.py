@@ -16,11 +16,11 @@ __all__ = ["METHODS", "Method"]
 
 BETAS = (0.9, 0.95)
 RATE = 0.02
-"""Muon's rate to which the rates of the other parameters belong."""
+"""At which a search begins."""
 RELATIVE = 0.15
-"""The rate of an embedding or a head at :data:`RATE`, over the root mean square of its entries."""
+"""The rate of an embedding or a head, over the root mean square of its entries: that of the recipe."""
 VECTORS = 3e-3
-"""The rate of gains and biases at :data:`RATE`."""
+"""The rate of gains and biases: that of the recipe."""
 
 
 @dataclass(frozen=True)
@@ -72,22 +72,16 @@ def default(model: nn.Module, **options: Any) -> list[Optimizer]:
 
 
 def ours(polar: Literal["auto"] | None) -> Callable[..., list[Optimizer]]:
-    """``muon_for`` with normalized rows, fan-ratio, decay, and all rates in proportion to ``lr``."""
+    """``muon_for`` with normalized rows and fan-ratio, at a rate and a decay."""
 
     def build(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
-        _, others = routed(model)
-        rules: dict[str, Any] = {
-            f"{role}s": ps.AdamW(lr=rate, betas=BETAS, weight_decay=0.0)
-            for role, rate in rates(others, lr / RATE).items()
-        }
         optimizer = ps.muon_for(
             model,
             lr=lr,
             polar=polar,
+            weight_decay=weight_decay,
             transform=ps.NormalizedRows(),
             lr_scale="fan-ratio",
-            weight_decay=weight_decay,
-            **rules,
         )
         return [optimizer]
 

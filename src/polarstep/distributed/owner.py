@@ -53,8 +53,12 @@ class Trip:
         self.ranks, self.me = bucket.ranks, bucket.me
         self.matrices = bucket.matrices()
         self.owned = [j for j, owner in enumerate(owners) if owner == self.me]
-        parts = [bucket.parts(i) for i in range(len(bucket.members))]
-        self.parts = [parts[i][k] for i, k in self.matrices]  # of each matrix, by rank
+        self.mine = [bucket.part(i, k, self.me) for i, k in self.matrices]  # this rank's parts
+        # All parts of the owned matrices, by rank. Of all matrices they would be too many.
+        self.parts = {
+            j: [bucket.part(*self.matrices[j], rank) for rank in range(len(self.ranks))]
+            for j in self.owned
+        }
         its = bucket.signature
         self.width = ledger.factor_width(its.polar)
         self.dtype = wire_dtype(its.polar, its.dtype, its.device)  # of numbers on the way
@@ -116,6 +120,10 @@ class Trip:
         yield self.nbytes
         return self.received_back(back.wait(), shapes, state)
 
+    def _part(self, j: int, rank: int) -> Part | None:
+        """The part of matrix j that ``rank`` has; of other ranks, if this rank owns the matrix."""
+        return self.mine[j] if rank == self.me else self.parts[j][rank]
+
     @property
     def _receivers(self) -> Sequence[int]:
         """The ranks for which the owner of a matrix packs something."""
@@ -156,7 +164,7 @@ class Trip:
         for j, (i, k) in enumerate(self.matrices):
             if not self._is_source(j, self.me):
                 continue
-            part = self.parts[j][self.me]
+            part = self.mine[j]
             if part is not None:
                 out[self.owners[j]].append(momenta[i][part.batch, slice(*part.rows)])
             out[self.owners[j]] += [self._sent(n, tensor[k]) for n, tensor in known[i].items()]
@@ -181,7 +189,7 @@ class Trip:
     def _size_there(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
         if not self._is_source(j, rank):
             return 0
-        part = self.parts[j][rank]
+        part = self._part(j, rank)
         size = 0 if part is None else part.height * part.width
         return size + sum(self._carried(j, rank, *each) for each in shapes.items())
 
@@ -305,7 +313,7 @@ class Trip:
         return sizes, counts
 
     def _size_back(self, j: int, rank: int, shapes: dict[str, tuple[int, ...]]) -> int:
-        part = self.parts[j][rank]
+        part = self._part(j, rank)
         size = sum(self._carried(j, rank, *each) for each in shapes.items())
         if part is None:
             return size
@@ -340,7 +348,7 @@ class Trip:
 
         for j, owner in enumerate(self.owners):
             i, _ = self.matrices[j]
-            part = self.parts[j][self.me]
+            part = self.mine[j]
             if part is not None:
                 if self._factored(part):
                     assert self.width is not None

@@ -86,12 +86,12 @@ class Spread:
         """The matrices: the index of a member, and of the matrix in its block."""
         return [(i, k) for i, member in enumerate(self.members) for k in range(member.count)]
 
-    def parts(self, index: int) -> list[list[Part | None]]:
-        """For each matrix of a member, the part of each rank."""
+    def part(self, index: int, k: int, rank: int) -> Part | None:
+        """The part of a member's ``k``-th matrix that ``rank``, an index into the ranks, has."""
         member = self.members[index]
         pieces = self.layouts[index].pieces(member.view)
         assert pieces is not None
-        return [[part_of(piece, member, k) for piece in pieces] for k in range(member.count)]
+        return part_of(pieces[rank], member, k)
 
 
 def part_of(piece: Piece, member: Member, k: int) -> Part | None:
