@@ -174,7 +174,7 @@ class Target:
     def takes_product(self, dtype: torch.dtype) -> bool:
         """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
         return (
-            ops_of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
+            ops_of(self.p.device).host_reads_are_free  # on a GPU factors have 16 bits
             and self.p.dtype == dtype
             and not is_sharded(self.p)
             and self.p.is_contiguous()
