@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from polarstep.torch_compile import as_it_is, constant
+from polarstep.torch_compile import constant, not_compiled
 
 
 def test_importing_the_package_leaves_the_compiler_alone():
@@ -50,7 +50,7 @@ class Counter:
         self.steps = 0
         self.traced: list[bool] = []
 
-    @as_it_is(reason="it counts")
+    @not_compiled(reason="it counts")
     def count(self, by: int = 1) -> int:
         """The number of steps so far."""
         self._inner()

@@ -13,7 +13,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 
-__all__ = ["as_it_is", "constant"]
+__all__ = ["constant", "not_compiled"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -26,7 +26,7 @@ def constant(function: Callable[P, R]) -> Callable[P, R]:
     return function
 
 
-def as_it_is(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+def not_compiled(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Exclude a function from torch.compile; ``reason`` appears in the fullgraph=True error."""
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:

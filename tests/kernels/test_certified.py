@@ -15,7 +15,7 @@ from polarstep.ops import ops_of
 def test_it_bounds_the_exact_one_whatever_the_scale_of_m(
     device: torch.device, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(type(ops_of(device)), "looks_for_free", False)  # as on a GPU
+    monkeypatch.setattr(type(ops_of(device)), "host_reads_are_free", False)  # as on a GPU
     M = torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(0))
     M = M * torch.arange(1, 65) ** -1.0 * scale
     polar = ps.LowRank(12, 4, always_sketch=True)

@@ -189,11 +189,11 @@ def test_a_scaled_polynomial(
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_dual_of_a_head_is_its_plain_twin(device: torch.device, weighted: bool) -> None:
     m, n, ell = 72, 136, 16
-    Q = torch.linalg.qr(randn(2, m, ell).double()).Q * (1 - 2**-7)
+    Q = torch.linalg.qr(randn(2, m, ell, device=device).double()).Q * (1 - 2**-7)
     Q[..., -2:] = 0  # padding
-    X = torch.linalg.qr(randn(2, n, ell, seed=1)).Q.mT.contiguous().to(device).half()
-    W = randn(2, ell, ell, seed=2).to(device).half() if weighted else None
-    head = Head(Q.to(device).half(), X, X, W)
+    X = torch.linalg.qr(randn(2, n, ell, device=device, seed=1)).Q.mT.contiguous().half()
+    W = randn(2, ell, ell, device=device, seed=2).half() if weighted else None
+    head = Head(Q.half(), X, X, W)
     got = ops_of(device).dual(head)
     fine = Head(*(None if Y is None else Y.double() for Y in (head.Q, X, X, W)))
     want = PLAIN.dual(fine)

@@ -44,7 +44,7 @@ def as_on_a_gpu(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if device.type == "cpu":
         kind = type(ops_of(device))
-        monkeypatch.setattr(kind, "looks_for_free", False)
+        monkeypatch.setattr(kind, "host_reads_are_free", False)
         monkeypatch.setattr(kind, "orthonormalization", "products")
         monkeypatch.setattr(kind, "fuses_first_step", lambda self, m, _, first: len(first) <= 3)
 

@@ -444,7 +444,7 @@ def test_the_loss_in_full_space_is_relative_to_the_norm():
 )
 def test_a_kernel_may_take_the_polynomials_where_nothing_was_asked_for(options, usual):
     solver = NewtonSchulz(5, "quintic", **options)
-    assert solver.is_usual == usual
+    assert solver.uses_defaults == usual
     assert solver.polynomials_to_fuse == (solver.polynomials if usual else None)
 
 

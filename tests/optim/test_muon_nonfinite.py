@@ -148,7 +148,7 @@ class NoSync(TorchDispatchMode):
 @pytest.mark.parametrize("nonfinite", ["skip", "propagate"])
 def test_nothing_waits_for_the_device(polar, nonfinite, monkeypatch):
     # A CPU looks at norms, as that costs it nothing.
-    monkeypatch.setattr("polarstep.ops.cpu.Cpu.looks_for_free", False)
+    monkeypatch.setattr("polarstep.ops.cpu.Cpu.host_reads_are_free", False)
     params = model(torch.float32)
     optimizer = optimizer_of(params, polar=polar, nonfinite=nonfinite)
     for step in range(3):

@@ -20,11 +20,13 @@ from polarstep.maps import Polar
 from polarstep.ops import ops_of
 from polarstep.optim.groups import scale_of
 from polarstep.optim.scaling import at_assumed_norm
-from polarstep.optim.stepping.collect import State, Work, momentum_dtype
-from polarstep.optim.stepping.low_precision import (
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import (
+    State,
     add_compensated,
     is_compensated,
     keep_momentum,
+    momentum_dtype,
     momentum_of,
     rounding_error,
     stored_dtype,
@@ -172,7 +174,7 @@ class Target:
     def takes_product(self, dtype: torch.dtype) -> bool:
         """Whether torch has X ← βX + αLR as one operation for this X and factors of ``dtype``."""
         return (
-            ops_of(self.p.device).looks_for_free  # on a GPU factors have 16 bits
+            ops_of(self.p.device).host_reads_are_free  # on a GPU factors have 16 bits
             and self.p.dtype == dtype
             and not is_sharded(self.p)
             and self.p.is_contiguous()

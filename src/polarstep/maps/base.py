@@ -39,7 +39,6 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
-from polarstep.distributed.layout import is_sharded
 from polarstep.float64 import fitting
 from polarstep.maps.result import Lift, Polar, check_matrices, checked_polar
 from polarstep.maps.sketches import default_generator
@@ -280,7 +279,7 @@ class PolarMap(ABC):
         if polar.numbers_at(0, resumed=False) is not None:
             generator = default_generator(generator, M.device)
             numbers = polar.numbers_for(X, generator)
-        if not ops_of(M.device).looks_for_free and polar.ignores_scale:
+        if not ops_of(M.device).host_reads_are_free and polar.ignores_scale:
             X, _ = unit_scaled(X)  # squares of very small and very large entries leave float32
         carry = polar.init(len(X), m, n, X.device, X.dtype)
         return polar.step_on_many(X, carry, Draw(numbers, shown=True))[0]
@@ -352,7 +351,7 @@ def _check(M: Tensor) -> None:
         )
     if M.layout != torch.strided:
         raise TypeError(f"expected a dense tensor, got layout {M.layout}; call M.to_dense() first")
-    if is_sharded(M):
+    if hasattr(M, "full_tensor"):
         raise TypeError(
             "expected a whole matrix, got a DTensor; call M.full_tensor() first "
             "(polarstep.Muon gathers by itself)"

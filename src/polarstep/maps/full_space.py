@@ -115,7 +115,7 @@ class NewtonSchulz(PolarMap):
         return coefficients.survives_16_bits(self.polynomials)
 
     @property
-    def is_usual(self) -> bool:
+    def uses_defaults(self) -> bool:
         """Whether δ is ‖M‖_F and the device may choose precision and form."""
         return self.rounds_input and self.delta == "frobenius" and self.form == "auto"
 
@@ -131,8 +131,8 @@ class NewtonSchulz(PolarMap):
 
     @property
     def polynomials_to_fuse(self) -> tuple[Polynomial, ...] | None:
-        """All polynomials, if :attr:`is_usual`."""
-        return self.polynomials if self.is_usual else None
+        """All polynomials, if :attr:`uses_defaults`."""
+        return self.polynomials if self.uses_defaults else None
 
     def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
         """Whether the iteration on an m×n matrix on a CPU runs on its Gram matrix.
@@ -172,7 +172,7 @@ class NewtonSchulz(PolarMap):
         return dtype, self._uses_gram(m, n, dtype, ops)
 
     def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        if self.is_usual and suits_small(X, self.polynomials):
+        if self.uses_defaults and suits_small(X, self.polynomials):
             return small_polar(X, self.polynomials)
         ops = ops_of(X.device)
         return self._applied(X, ops, *self._route(X.dtype, X.shape[-2], X.shape[-1], ops))
@@ -197,7 +197,7 @@ class NewtonSchulz(PolarMap):
             if weighted is not None:
                 W, X, G = weighted
                 return Lift(X, W, G=G)
-        if B.numel() == 0 or (self.is_usual and suits_small(B, self.polynomials)):
+        if B.numel() == 0 or (self.uses_defaults and suits_small(B, self.polynomials)):
             return super().lift(B)
         return Lift(self._applied(B, ops, dtype, by_gram))
 
@@ -209,7 +209,7 @@ class NewtonSchulz(PolarMap):
         It reads ‖M‖_F, which is free on a CPU and not possible while torch.compile traces.
         """
         usual = self.delta == "frobenius"
-        unchanged = given == dtype and dtype.itemsize >= 4 and ops.looks_for_free
+        unchanged = given == dtype and dtype.itemsize >= 4 and ops.host_reads_are_free
         return usual and unchanged and not torch.compiler.is_compiling()
 
     def _divided_by_delta(self, M: Tensor, dtype: torch.dtype, ops: Products) -> Tensor:

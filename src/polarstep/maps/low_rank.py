@@ -190,7 +190,7 @@ class LowRank(Containing):
         B shows it, as B is smaller than A. B is zero where the device found the squares of A too small
         or too large, or where A is zero.
         """
-        looks = ops_of(A.device).looks_for_free and not torch.compiler.is_compiling()
+        looks = ops_of(A.device).host_reads_are_free and not torch.compiler.is_compiling()
         if not looks or not self.ignores_scale:
             return False
         size = largest_entry(B)

@@ -41,7 +41,7 @@ class Products:
 
     # Whether a value can be read without waiting for the device, so that rare cases are handled only
     # when they occur.
-    looks_for_free = False
+    host_reads_are_free = False
     # Whether the m×m work of a Gram form may run in float16, at the rate of bfloat16 products.
     gram_in_halves = False
     # The number of rows from which a symmetric product computes only half of its result. A GPU does so
@@ -165,7 +165,7 @@ class Products:
         if torch.compiler.is_compiling() or not has_float64(X.device):
             X, _ = unit_scaled(X)  # torch.compile fuses it with the division
         norm = frobenius_norm(X)
-        if X.dtype == torch.float64 or self.looks_for_free:
+        if X.dtype == torch.float64 or self.host_reads_are_free:
             X, norm = self._in_range(X, norm)
             small = torch.promote_types(X.dtype, torch.float32)
             norm = norm.to(small).clamp_min(torch.finfo(small).tiny)
@@ -179,7 +179,7 @@ class Products:
         """``X`` and ‖X‖_F, both scaled where division by ‖X‖_F would lose digits."""
         if torch.compiler.is_compiling():
             return X, norm
-        if self.looks_for_free:
+        if self.host_reads_are_free:
             outside = leaves_range(norm, X.dtype)
             if X.dtype == torch.float64:
                 outside |= norm == 0  # or squares that are too small for float64

@@ -63,7 +63,7 @@ LARGEST_COPIED = 128 * 128
 class Cpu(Products):
     """The operations of a CPU."""
 
-    looks_for_free = True
+    host_reads_are_free = True
     orthonormalization = "cholesky"
 
     def full_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:

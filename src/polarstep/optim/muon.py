@@ -45,7 +45,7 @@ from polarstep.optim.scaling import LrScale
 from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.optim.transforms import Transform
-from polarstep.torch_compile import as_it_is
+from polarstep.torch_compile import not_compiled
 from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 __all__ = ["Muon"]
@@ -109,7 +109,7 @@ class Muon(Checkpointed):
             that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits
             with a scale for each 128 entries.
         rounding: ``"compensated"`` keeps the rounding error of each entry of a parameter in bfloat16 or
-            float16 for the next step, in two more bytes (:mod:`polarstep.optim.stepping.low_precision`).
+            float16 for the next step, in two more bytes (:mod:`polarstep.state`).
             ``"nearest"`` drops it, as torch's optimizers do. Parameters in float32 are stepped alike.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
@@ -426,7 +426,7 @@ class Muon(Checkpointed):
             else:
                 step_elementwise(work, self.state)
 
-    @as_it_is(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
+    @not_compiled(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
     def _update_uncompiled(self) -> None:
         """:meth:`_update` outside torch.compile, which would recompile it at every step."""
         self._update()
