@@ -87,7 +87,9 @@ def momentum() -> list[torch.Tensor]:
     text = corpus_text()[:200_000].encode()
     tokens = torch.tensor(list(text))
     model = GPT(GPTConfig(128, width=256, layers=3, heads=4, context=64), rng.generator("model"))
-    optimizer = ps.muon_for(model, lr=0.02)
+    optimizer = ps.muon_for(
+        model, lr=0.02, polar=None, weight_decay=0.0, lr_scale="spectral", transform=None
+    )
     kept: list[torch.Tensor] = []
 
     def keep(bucket: Observed) -> None:

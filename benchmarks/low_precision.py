@@ -132,6 +132,10 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
     optimizer = ps.muon_for(
         model,
         lr=its.lr,
+        polar=None,
+        weight_decay=0.0,
+        lr_scale="spectral",
+        transform=None,
         others=ps.AdamW(lr=0.002),
         momentum_dtype=variant.momentum,
         rounding=variant.rounding,

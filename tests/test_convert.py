@@ -121,7 +121,13 @@ def test_a_new_run_steps_as_torchs_muon_and_adamw(theirs, ours, same_map, monkey
         torch.optim.AdamW(rest, lr=3e-4, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     mine = ps.muon_for(
-        model, **rate, weight_decay=0.1, lr_scale=ours, polar=POLAR, others=ps.AdamW(lr=3e-4)
+        model,
+        **rate,
+        weight_decay=0.1,
+        lr_scale=ours,
+        polar=POLAR,
+        transform=None,
+        others=ps.AdamW(lr=3e-4),
     )
     for k in range(5):
         for i, (p, q) in enumerate(zip(model.parameters(), twin.parameters(), strict=True)):

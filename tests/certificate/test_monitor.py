@@ -20,7 +20,7 @@ LOW_RANK = ps.LowRank(6, 4, 1, always_sketch=True)
 
 def train(steps, watch=None, polar=LOW_RANK):
     model = GPT(CONFIG, rng.generator("model"))
-    optimizer = ps.muon_for(model, lr=0.02, polar=polar)
+    optimizer = ps.muon_for(model, lr=0.02, polar=polar, transform=None, weight_decay=0.0)
     monitor = watch(optimizer) if watch else None
     g, losses = rng.generator("tokens"), []
     for _ in range(steps):

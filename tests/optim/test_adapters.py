@@ -79,7 +79,7 @@ def test_a_step_moves_the_layer_no_further_than_a_step_of_its_own(scaling, shape
 def test_both_factors_step_alike_and_the_table_shows_the_factor():
     layer = Lora(4096 // 8, 512)
     model = in_a_model(layer)
-    optimizer = muon_for(model, 0.02, polar=Exact())
+    optimizer = muon_for(model, 0.02, polar=Exact(), transform=None, weight_decay=0.0)
     A, B = (layer.lora_A["default"].weight, layer.lora_B["default"].weight)
     before = [p.detach().clone() for p in (A, B)]
     step_with(model, optimizer, 0)

@@ -41,11 +41,11 @@ def test_weights_and_biases_of_every_head_and_expert_as_bare_parameters():
     biases = {f"attn.b_{x}" for x in "QO"} | {"mlp.b_in", "mlp.b_out", "experts.b1", "experts.b2"}
     assert with_role(optimizer, "vector") == biases
     read = {row.name: (row.matrix, row.factors) for row in optimizer.routes if row.role == "hidden"}
-    assert read["attn.W_Q"] == ("4·(8×16), stored transposed", (1.0,))
+    assert read["attn.W_Q"] == ("4·(8×16), stored transposed", (pytest.approx(0.5**0.5),))
     assert read["mlp.W_in"] == ("64×16, stored transposed", (2.0,))
-    assert read["mlp.W_out"] == ("16×64, stored transposed", (1.0,))
+    assert read["mlp.W_out"] == ("16×64, stored transposed", (0.5,))
     assert read["experts.w1"] == ("4·(64×16)", (2.0,))
-    assert read["experts.w2"] == ("4·(16×64)", (1.0,))
+    assert read["experts.w2"] == ("4·(16×64)", (0.5,))
     why = optimizer.routes["experts.b1"].why
     assert why == "vector: bare parameter, the bias of w1 by its name and shape"
 
@@ -638,3 +638,46 @@ def test_a_parameter_unfrozen_later_is_listed_once():
 def test_lazy_parameters_are_an_error():
     with pytest.raises(ValueError, match=r"0\.weight has no shape yet.*run one batch"):
         muon_for(nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 2)))
+
+
+# --- heads
+
+
+class TwoTowers(nn.Module):
+    """Two encoders and their projections to one space, as CLIP."""
+
+    def __init__(self, space: int) -> None:
+        super().__init__()
+        self.text_model, self.vision_model = mlp(16, 16, 16), mlp(24, 24, 24)
+        self.visual_projection = nn.Linear(24, space, bias=False)
+        self.text_projection = nn.Linear(16, space, bias=False)
+
+
+@pytest.mark.parametrize("space", [12, 16, 24])
+def test_projections_to_one_space_have_one_role(space):
+    """Also where the space is as wide as a layer of one of the towers."""
+    routes = muon_for(TwoTowers(space)).routes
+    assert (
+        routes["visual_projection.weight"].role == routes["text_projection.weight"].role == "head"
+    )
+
+
+def test_the_last_layer_of_an_autoencoder_has_one_role_however_it_is_held():
+    def parts():
+        return {"encoder": mlp(20, 16, 4), "decoder": mlp(4, 16, 20)}
+
+    for model in (nn.ModuleDict(parts()), nn.Sequential(*parts().values()), Bag(**parts())):
+        last = [row for row in muon_for(model).routes if row.shape == (20, 16)]
+        assert [(row.role, row.why) for row in last] == [("head", "head: the model's last layer")]
+
+
+def test_twins_in_a_dict_are_no_heads():
+    experts = nn.ModuleDict({name: mlp(16, 8, 16) for name in "abc"})
+    assert {row.role for row in muon_for(Bag(experts=experts)).routes} == {"hidden", "vector"}
+
+
+def test_two_classes_are_no_rows_of_a_table_of_two_kinds():
+    model = Bag(words=nn.Embedding(50, 16), kinds=nn.Embedding(2, 16), classifier=nn.Linear(16, 2))
+    model.trunk = mlp(16, 16, 16)
+    model.classifier = model._modules.pop("classifier")
+    assert muon_for(model).routes["classifier.weight"].why == "head: the model's last layer"

@@ -95,6 +95,7 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
     weight_decay 0.1
     lr_scale spectral
     polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
+    transform None
     """
     check_checkpoint(theirs, "of several optimizers give Muon's")
     groups = [group for group in theirs["param_groups"] if _has_muons_options(group, theirs)]
@@ -152,6 +153,7 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
         "weight_decay": _number(option_of(group, its.weight_decay, name)) if decays else 0.0,
         "lr_scale": scale,
         "polar": STEPS[name].polar or _newton_schulz(group),
+        "transform": None,
     }
 
 

@@ -52,6 +52,7 @@ QUERY_KEY = re.compile(r"^(to_)?qk$", re.IGNORECASE)
 LATENT = re.compile(r"^kv_b_proj$|^wkv_b$")
 GATED = re.compile(r"gate_(and_)?up|up_gate|^w12$|^wi$", re.IGNORECASE)
 INPUT = re.compile(r"^in_proj$")
+SELECTIVE = re.compile(r"^x_proj$")
 FUSED = re.compile(
     "|".join(each.pattern for each in (ATTENTION, KEY_VALUE, QUERY_KEY, LATENT, GATED, INPUT)),
     re.IGNORECASE,
@@ -105,6 +106,8 @@ def find_cut(use: Use, outputs: int, inputs: int) -> tuple[Cut, str] | None:
         return _attention(use, name, outputs, inputs)
     if INPUT.search(name):
         return _input(use, name, outputs)
+    if SELECTIVE.search(name):
+        return _selective(use, name, outputs)
     return None
 
 
@@ -247,6 +250,17 @@ def _input(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
             if sum(sizes) == outputs:
                 return Cut(sizes), f"z, x, B, C, Δ of {name}"
     return None
+
+
+def _selective(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
+    """Δ, B and C of a state-space layer as Mamba's, whose Δ another layer of the same module reads."""
+    beside = use.owner.parent
+    states = None if beside is None else beside.module._parameters.get("A_log")
+    if beside is None or states is None or states.ndim != 2:
+        return None
+    rank = next((c.widths[0] for c in beside.children if c.last_name == "dt_proj" and c.widths), 0)
+    sizes = (rank, states.shape[1], states.shape[1])
+    return (Cut(sizes), f"Δ, B, C of {name}") if rank and sum(sizes) == outputs else None
 
 
 def _stated_parts(module: nn.Module) -> tuple[int, ...]:

@@ -29,6 +29,9 @@ HEAD = re.compile(
     r"(^|_)(heads?|classifier|predict(or|ion)?s?|logits?|scores?)(_|$)", re.IGNORECASE
 )
 
+# A table of fewer entries, as of two kinds of tokens, says nothing of a layer with as many outputs.
+FEWEST = 8
+
 
 def find_heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict[int, str]:
     """How each output layer was recognized, by the id of its module.
@@ -44,7 +47,7 @@ def find_heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> 
     for node in layers:
         if node.widths is not None:
             width = node.widths[1]
-            if width in vocabularies and not read[width] and _ends_block(node):
+            if width >= FEWEST and width in vocabularies and not read[width] and _ends_block(node):
                 table = vocabularies[width]
                 heads[id(node.module)] = f"a row for each entry of {table}"
         elif isinstance(node.module, nn.AdaptiveLogSoftmaxWithLoss):
@@ -92,7 +95,9 @@ def _tail(node: Node, layers: list[Node]) -> list[Node]:
     for child in reversed(children):
         ends = [] if child.is_block else _tail(child, layers)
         by_position = child is children[-1] and not _has_twin_in_dict(child)
-        if not by_position and (not ends or any(_is_read(end, layers) for end in ends)):
+        if not by_position and (
+            not ends or any(_is_read(end, layers) and not _is_twin(end, found) for end in ends)
+        ):
             break
         found += ends
     return found
@@ -117,6 +122,22 @@ def _is_read(node: Node, layers: list[Node]) -> bool:
     after = layers[layers.index(node) + 1 :]
     beside = [each for each in head.walk() if each is not node]
     return node.widths[1] in _widths_read(after + beside)
+
+
+def _is_twin(node: Node, last: list[Node]) -> bool:
+    """Whether a layer is one of several for one space, as ``visual_projection`` and ``text_projection``.
+
+    ``last`` are output layers beside it. As wide as layers before it, it may seem to be read by them.
+    """
+    return any(
+        node.parent is other.parent
+        and node.widths is not None
+        and other.widths is not None
+        and node.widths[1] == other.widths[1]
+        and "_" in node.last_name
+        and node.last_name.rpartition("_")[2] == other.last_name.rpartition("_")[2]
+        for other in last
+    )
 
 
 def _may_read(node: Node, read: Counter[int]) -> bool:
@@ -156,8 +177,17 @@ def _has_twin_in_dict(node: Node) -> bool:
     """Whether ``node`` is one of several alike in a ``ModuleDict``: experts, or one head per task."""
     if node.parent is None or not isinstance(node.parent.module, nn.ModuleDict):
         return False
-    alike = [child for child in node.parent.children if type(child.module) is type(node.module)]
+    alike = [
+        child
+        for child in node.parent.children
+        if type(child.module) is type(node.module) and _first_inputs(child) == _first_inputs(node)
+    ]
     return bool(node.children) and len(alike) > 1
+
+
+def _first_inputs(node: Node) -> tuple[int, ...]:
+    """What the first layer in ``node`` reads; an encoder and a decoder differ in it."""
+    return next((tuple(below.inputs) for below in node.walk() if below.inputs), ())
 
 
 def _ends_block(node: Node) -> bool:

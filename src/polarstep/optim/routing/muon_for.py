@@ -34,7 +34,7 @@ from polarstep.optim.routing.overrides import Matcher, Parts, Target, is_muon
 from polarstep.optim.routing.route import Route
 from polarstep.optim.routing.routes import left_out
 from polarstep.optim.scaling import LrScale
-from polarstep.optim.transforms import Transform
+from polarstep.optim.transforms import NormalizedRows, Transform
 
 __all__ = ["muon_for"]
 
@@ -73,10 +73,10 @@ def muon_for(
     *,
     momentum: float = 0.95,
     nesterov: bool = True,
-    polar: PolarMap | Literal["auto"] | None = None,
-    weight_decay: float = 0.0,
-    lr_scale: LrScale = "spectral",
-    transform: Transform | None = None,
+    polar: PolarMap | Literal["auto"] | None = "auto",
+    weight_decay: float = 0.05,
+    lr_scale: LrScale = "fan-ratio",
+    transform: Transform | None = NormalizedRows(),  # noqa: B008 — frozen
     others: Elementwise = AdamW(),  # noqa: B008 — frozen
     embeddings: Elementwise | None = None,
     heads: Elementwise | None = None,
