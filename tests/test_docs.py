@@ -198,6 +198,7 @@ STATED = {
         "a safety factor of 1.02, polarstep's for 1.01",
         "soft cap, 23·sigmoid((x + 5)/7.5)",
         "for singular values from 0.03 on",
+        "hold 512 MiB together",
         "and from 0.03 on they",
         "a norm's gain of 1.0",
         "Apache-2.0",

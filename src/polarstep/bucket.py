@@ -1,30 +1,113 @@
 """A bucket: the matrices that go through a polar map as one batch in a step.
 
-They have a shape, a precision, a device and a map in common, and the random numbers of the step.
+They have a :class:`Signature` in common: shape, precision, device, polar map, and the step if the map
+draws other random numbers at other steps. They may be of several groups and parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from polarstep import rng
+from polarstep import kernels, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import whole
 from polarstep.float64 import fitting
 from polarstep.maps import Carry, Draw, Polar, PolarMap
 from polarstep.maps.result import Captured, Factors
-from polarstep.optim.stepping.carried import entry, remember
-from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
+from polarstep.matrix import MatrixView
+from polarstep.optim.groups import Group, is_by_norm, is_transposed
+from polarstep.optim.stepping.collect import Work
+from polarstep.optim.transforms import followed
+from polarstep.state import State, entry, recalled, remember
 
-__all__ = ["Bucket", "Draws", "Engine", "Observed", "PolarHook", "TensorBucket"]
+__all__ = [
+    "Bucket",
+    "Draws",
+    "Engine",
+    "Member",
+    "Observed",
+    "PolarHook",
+    "Signature",
+    "TensorBucket",
+    "all_recalled",
+    "in_parts",
+    "members_of",
+]
+
+Item = TypeVar("Item")
 
 # Numbers that are the same at every step are kept for at most this many shapes and seeds.
 MOST_DRAWN = 64
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What the matrices of a bucket have in common."""
+
+    polar: PolarMap  # the map that runs on this shape
+    seed: int
+    step: int | None  # None if the map's random numbers do not depend on it
+    m: int
+    n: int
+    dtype: torch.dtype
+    device: torch.device
+    nesterov: bool
+    skips_nonfinite: bool
+    resumed: bool  # whether the map continues from the last step's carry
+    by_norm: bool  # whether steps are scaled by ‖T‖_F
+
+    def drawn_at(self, step: int | None) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
+        """What the random numbers of ``step`` depend on, and the key of their generator.
+
+        ``None`` is for any step, where :attr:`step` is ``None``.
+
+        The former is ``None`` if the step needs no random numbers. The key is a function of seed, shape
+        and step, so that a resumed run draws the same numbers. In a CUDA graph of the user's own a
+        step draws as the first step does, since every replay of the graph must draw new numbers.
+        """
+        step = 0 if step is None else step
+        numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
+        rest = (step,) if numbers is None else numbers
+        return numbers, (self.seed, f"{self.m}x{self.n}", *rest)
+
+
+@dataclass(frozen=True)
+class Member:
+    """A block of a parameter: equally shaped matrices, which go to the same bucket."""
+
+    work: Work
+    index: int  # index of the parameter in its work
+    block: int  # index of the block in the parameter's matrix view
+
+    @property
+    def param(self) -> Tensor:
+        """The parameter."""
+        return self.work.params[self.index]
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.work.names[self.index]
+
+    @property
+    def group(self) -> Group:
+        """Its group."""
+        return self.work.group
+
+    @property
+    def view(self) -> MatrixView:
+        """How the parameter is read as matrices."""
+        return self.work.views[self.index]
+
+    @property
+    def count(self) -> int:
+        """The number of matrices."""
+        return self.view.shapes[self.block][0]
 
 
 @dataclass(frozen=True)
@@ -189,3 +272,61 @@ class Draws:
                 del self._kept[next(iter(self._kept))]  # the oldest
             self._kept[place] = numbers
         return numbers
+
+
+def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature, Member]]:
+    """The blocks of one parameter, each with the signature of its bucket."""
+    p, group, view = work.params[index], work.group, work.views[index]
+    if view.rows * view.cols > kernels.MOST_ENTRIES and kernels.available(p.device):
+        raise ValueError(
+            f"{work.names[index]} has {view.rows}×{view.cols} entries: expected less than 2³¹ on a GPU, "
+            "whose kernels count entries in 32 bits; update it by AdamW, or store it as a stack of "
+            "smaller matrices"
+        )
+    for block, (count, m, n) in enumerate(view.shapes):
+        polar = group["polar"].on(m, n, p.device)
+        if group["transform"] is not None:
+            polar = followed(polar, group["transform"], transposed=is_transposed(group))
+        signature = Signature(
+            polar=polar,
+            seed=group["seed"],
+            # A group that was added later has taken fewer steps than the others.
+            step=group["step"] if polar.numbers_at(0, resumed=False) else None,
+            m=m,
+            n=n,
+            dtype=p.dtype,
+            device=p.device,
+            nesterov=group["nesterov"],
+            skips_nonfinite=work.finite is not None,
+            resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
+            by_norm=is_by_norm(group),
+        )
+        yield signature, Member(work, index, block)
+
+
+def all_recalled(signature: Signature, members: Iterable[Member], state: State) -> list[Carry]:
+    """The last step's carry of each member of a bucket that continues from it."""
+    its = signature
+    found = (
+        recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
+        for member in members
+    )
+    return [carry for carry in found if carry is not None]
+
+
+def in_parts(
+    items: Iterable[Item], count: Callable[[Item], int], most: int
+) -> Iterator[list[Item]]:
+    """Lists of ``items`` with at most ``most`` matrices in all; a larger item has a list to itself.
+
+    >>> list(in_parts([1, 1, 1, 5, 2], lambda matrices: matrices, most=2))
+    [[1, 1], [1], [5], [2]]
+    """
+    part, size = list[Item](), 0
+    for item in items:
+        if part and size + count(item) > most:
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += count(item)
+    yield part

@@ -24,15 +24,26 @@ from typing import NamedTuple
 
 import torch
 
-from polarstep.bucket import Bucket, Draws, Engine, PolarHook, TensorBucket
+from polarstep.bucket import (
+    Bucket,
+    Draws,
+    Engine,
+    Member,
+    PolarHook,
+    Signature,
+    TensorBucket,
+    in_parts,
+    members_of,
+)
 from polarstep.distributed.gather import Gathered
 from polarstep.distributed.layout import is_sharded
 from polarstep.engines.fused import FUSED, FusedBucket
 from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
 from polarstep.exchange import ALONE, Exchange
-from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
+from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.resting import let_rest
+from polarstep.state import State
 from polarstep.undisturbed import on_device
 
 __all__ = ["Running", "at_once", "bucket_step", "buckets_of", "run", "steps_here", "steps_of"]

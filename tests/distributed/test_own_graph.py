@@ -17,7 +17,6 @@ def capturing(monkeypatch):
     def begin(ranks: int) -> None:
         for module in (
             "optim.muon",
-            "optim.stepping.collect",
             "bucket",
             "optim.stepping.resting",
         ):

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 import polarstep as ps
-from polarstep.maps import Warm
 
 __all__ = ["Row", "rows"]
 
@@ -49,9 +48,9 @@ MAPS: dict[str, Callable[[], Any]] = {
     "gaussian, h=½": lambda: sketched(power=0.5, orth="cholesky"),
     "kaczmarz, h=1": lambda: sketched(power=1, sketch=ps.Kaczmarz(), orth="householder"),
     "products": lambda: sketched(power=1, orth="products"),
-    "warm": lambda: sketched(sketch=Warm()),
-    "warm, h=1": lambda: sketched(sketch=Warm(), power=1),
-    "deflated, flat": lambda: ps.Deflated(sketched(sketch=Warm()), ps.NewtonSchulz(1, "flat")),
+    "warm": lambda: sketched(sketch=ps.Warm()),
+    "warm, h=1": lambda: sketched(sketch=ps.Warm(), power=1),
+    "deflated, flat": lambda: ps.Deflated(sketched(sketch=ps.Warm()), ps.NewtonSchulz(1, "flat")),
     "deflated, quintic": lambda: ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic")),
     "auto": lambda: ps.Auto(),
 }

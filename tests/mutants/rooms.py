@@ -62,7 +62,9 @@ ROOMS = {
     "maps": _folder("maps", 66),
     "numerics.py": Room("tests/ops", 15, ("numerics.py",)),
     "certificate": _folder("certificate", 40),
-    "optim": Room("tests/optim", 25, ("optim", "muon.py", "bucket.py", "exchange.py", "engines")),
+    "optim": Room(
+        "tests/optim", 25, ("optim", "muon.py", "bucket.py", "state.py", "exchange.py", "engines")
+    ),
     "matrix.py": _file("matrix", 15),
     "checked_values.py": _file("checked_values", 15),
     "callers_level.py": _file("callers_level", 15),

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polarstep.optim.stepping.collect import in_parts
+from polarstep.bucket import in_parts
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(1, 8))

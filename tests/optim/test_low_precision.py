@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from polarstep import SGD, AdamW, Exact, Muon, NewtonSchulz, muon_for
-from polarstep.optim.stepping.low_precision import BLOCK, momentum_of
+from polarstep.state import BLOCK, momentum_of
 
 POLAR = NewtonSchulz(5, "quintic")
 

@@ -149,9 +149,7 @@ def test_a_bad_checkpoint_is_refused_and_changes_nothing(options, message):
 @pytest.mark.parametrize("other", [torch.optim.SGD, torch.optim.AdamW, torch.optim.Muon])
 def test_another_optimizers_checkpoint_is_refused(other):
     W = Parameter(gaussian(8, 12).float())
-    with pytest.raises(
-        ValueError, match=r"(no 'algorithm', only|AdamW's).*: expected the state_dict"
-    ):
+    with pytest.raises(ValueError, match=r"checkpoint.*: expected the state_dict\(\)"):
         Muon([W]).load_state_dict(other([W]).state_dict())
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
+from polarstep.bucket import Member, Signature
 from polarstep.distributed.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.maps import Draw
-from polarstep.optim.stepping.carried import entry, written_over
-from polarstep.optim.stepping.collect import Member, Signature, State
+from polarstep.state import State, entry, written_over
 
 __all__ = ["found", "placements", "put", "shapes_of", "spans"]
 

@@ -26,13 +26,8 @@ from polarstep.distributed.layout import (
     wrapped,
 )
 from polarstep.optim.groups import view_of
-from polarstep.optim.stepping.collect import State, Work
-from polarstep.optim.stepping.low_precision import (
-    BLOCK,
-    check_blocks,
-    scale_as_sharded,
-    stored_dtype,
-)
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import BLOCK, State, check_blocks, scale_as_sharded, stored_dtype
 
 __all__ = ["LocalState", "is_cut", "localized"]
 

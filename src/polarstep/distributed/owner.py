@@ -22,6 +22,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
+from polarstep.bucket import Member
 from polarstep.distributed import carries, ledger, wire
 from polarstep.distributed.layout import Layout
 from polarstep.distributed.owned_graph import OwnedGraphs
@@ -30,8 +31,7 @@ from polarstep.distributed.spread import Part, Spread
 from polarstep.engines.torch import Target
 from polarstep.maps import Carry, Draw, Polar
 from polarstep.optim.scaling import at_assumed_norm
-from polarstep.optim.stepping.carried import carried_dtype
-from polarstep.optim.stepping.collect import Member, State
+from polarstep.state import State, carried_dtype
 
 __all__ = ["Trip"]
 

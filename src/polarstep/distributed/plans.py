@@ -21,8 +21,8 @@ from polarstep.distributed.ledger import (
 from polarstep.maps import PolarMap
 from polarstep.matrix import MatrixView
 from polarstep.ops import ops_of
-from polarstep.optim.stepping.collect import momentum_dtype
 from polarstep.optim.transforms import Transform, followed
+from polarstep.state import momentum_dtype
 
 __all__ = ["Choice", "asked_of", "chosen_plan", "wire_dtype"]
 

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polarstep.bucket import Member
 from polarstep.distributed import wire
 from polarstep.distributed.layout import Layout, local, whole
 from polarstep.distributed.spread import Part, part_of
-from polarstep.optim.stepping.collect import Member, State, Work
-from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.magnitude import largest
 from polarstep.optim.stepping.resting import faded, fading, peak_of
+from polarstep.state import State, keep_momentum, momentum_of
 
 __all__ = ["let_parts_rest"]
 

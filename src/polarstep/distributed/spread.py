@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from polarstep.bucket import Member, Signature, in_parts
 from polarstep.distributed import ledger
 from polarstep.distributed.layout import Layout, Piece
-from polarstep.optim.stepping.collect import Member, Signature, in_parts
 
 __all__ = ["Part", "Spread", "balanced", "part_of"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.bucket import Draws
+from polarstep.bucket import Draws, Member, members_of
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.distributed.ledger import (
@@ -33,10 +33,12 @@ from polarstep.distributed.resting import let_parts_rest
 from polarstep.distributed.spread import Part, Spread, balanced
 from polarstep.engines.torch import Target, apply_updates
 from polarstep.optim.groups import Group, view_of
-from polarstep.optim.stepping.carried import carried_dtype, entry
-from polarstep.optim.stepping.collect import Member, State, Work, members_of
-from polarstep.optim.stepping.low_precision import (
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import (
+    State,
+    carried_dtype,
     check_blocks,
+    entry,
     is_compensated,
     keep_momentum,
     momentum_of,

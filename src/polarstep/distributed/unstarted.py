@@ -21,17 +21,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.bucket import members_of
 from polarstep.distributed import carries, wire
 from polarstep.distributed.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.distributed.local import is_cut
 from polarstep.optim.groups import ELEMENTWISE, Group, view_of
-from polarstep.optim.stepping.carried import carried_dtype, entry, name_of
-from polarstep.optim.stepping.collect import State, Work, members_of
+from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.elementwise_step import first_state
-from polarstep.optim.stepping.low_precision import (
+from polarstep.state import (
+    State,
+    carried_dtype,
+    entry,
     is_compensated,
     keep_momentum,
     momentum_of,
+    name_of,
     rounding_error,
     stored_dtype,
 )

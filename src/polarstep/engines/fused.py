@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels, rng
-from polarstep.bucket import Bucket
+from polarstep.bucket import Bucket, Member, Signature, all_recalled
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.maps import Carry, Draw, Polar
 from polarstep.matrix import MatrixView
@@ -26,9 +26,7 @@ from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
 from polarstep.optim.groups import Group, view_of
 from polarstep.optim.scaling import corrected
-from polarstep.optim.stepping.carried import carried_dtype, entry
-from polarstep.optim.stepping.collect import Member, Signature, State, all_recalled
-from polarstep.optim.stepping.low_precision import is_compensated, momentum_of, stored_dtype
+from polarstep.state import State, carried_dtype, entry, is_compensated, momentum_of, stored_dtype
 
 __all__ = [
     "ALIGNMENT",

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from polarstep import kernels
-from polarstep.bucket import PolarHook
+from polarstep.bucket import Member, PolarHook, Signature, in_parts, members_of
 from polarstep.engines.fused import (
     FusedBucket,
     can_tabulate,
@@ -35,7 +35,8 @@ from polarstep.engines.replay_plan import (
     still_lies,
 )
 from polarstep.optim.groups import Group
-from polarstep.optim.stepping.collect import Member, Signature, State, Work, in_parts, members_of
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import State
 
 __all__ = ["ReplayedStep", "Step"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polarstep.bucket import Signature
 from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import ALIGNMENT, FusedBucket, lies_like, offsets
 from polarstep.kernels.pointers import shared_table
 from polarstep.optim.groups import Group, is_by_norm, scale_of
-from polarstep.optim.stepping.carried import entry, recalled
-from polarstep.optim.stepping.collect import Signature, State, Work
-from polarstep.optim.stepping.low_precision import momentum_of
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import State, entry, momentum_of, recalled
 
 __all__ = ["ReplayPlan", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
 

@@ -20,11 +20,13 @@ from polarstep.maps import Polar
 from polarstep.ops import ops_of
 from polarstep.optim.groups import scale_of
 from polarstep.optim.scaling import at_assumed_norm
-from polarstep.optim.stepping.collect import State, Work, momentum_dtype
-from polarstep.optim.stepping.low_precision import (
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import (
+    State,
     add_compensated,
     is_compensated,
     keep_momentum,
+    momentum_dtype,
     momentum_of,
     rounding_error,
     stored_dtype,

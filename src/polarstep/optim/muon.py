@@ -109,7 +109,7 @@ class Muon(Checkpointed):
             that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits
             with a scale for each 128 entries.
         rounding: ``"compensated"`` keeps the rounding error of each entry of a parameter in bfloat16 or
-            float16 for the next step, in two more bytes (:mod:`polarstep.optim.stepping.low_precision`).
+            float16 for the next step, in two more bytes (:mod:`polarstep.state`).
             ``"nearest"`` drops it, as torch's optimizers do. Parameters in float32 are stepped alike.
         transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
         nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter

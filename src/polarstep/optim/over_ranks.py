@@ -33,8 +33,9 @@ from polarstep.muon import WINDOW, Running, run, steps_here, steps_of
 from polarstep.optim.alike import GroupOptions
 from polarstep.optim.groups import ELEMENTWISE, NAMELESS, Group, named_params
 from polarstep.optim.options import CheckedOptions
-from polarstep.optim.stepping.collect import State, Work, check_gradients, collect
+from polarstep.optim.stepping.collect import Work, check_gradients, collect
 from polarstep.optim.stepping.elementwise_step import prepare_elementwise, step_elementwise
+from polarstep.state import State
 
 __all__ = ["StepOverRanks"]
 

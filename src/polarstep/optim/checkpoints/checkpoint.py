@@ -33,11 +33,9 @@ from polarstep.optim.elementwise import counter_device
 from polarstep.optim.groups import ELEMENTWISE, LR_SCALE, Group, named_params
 from polarstep.optim.guards.resized import check_shapes
 from polarstep.optim.options import restored
-from polarstep.optim.stepping.carried import name_of
-from polarstep.optim.stepping.collect import State, momentum_dtype
 from polarstep.optim.stepping.elementwise_step import check_buffers
-from polarstep.optim.stepping.low_precision import MOMENTUM_STATE, stored_dtype
 from polarstep.optim.transforms import NormalizedRows
+from polarstep.state import MOMENTUM_STATE, State, momentum_dtype, name_of, stored_dtype
 
 __all__ = ["Checkpointed"]
 

@@ -11,10 +11,12 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from polarstep.bucket import members_of
 from polarstep.distributed.unstarted import has_ranks
 from polarstep.optim.elementwise_rule import ELEMENTWISE
 from polarstep.optim.groups import Group
-from polarstep.optim.stepping.collect import State, Work, members_of
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import State
 
 __all__ = ["check_draws", "check_started", "refuse_measuring", "refuse_shared"]
 

@@ -10,7 +10,8 @@ from torch import Tensor
 from polarstep.callers_level import callers_level
 from polarstep.optim.groups import LR_SCALE, Group, named_params
 from polarstep.optim.routing.following import Places
-from polarstep.optim.stepping.collect import State, Work
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import State
 
 __all__ = ["MistakeWarnings"]
 

@@ -33,7 +33,7 @@ from polarstep.optim.groups import (
 from polarstep.optim.rates import PER_SIZE
 from polarstep.optim.routing.route import Route
 from polarstep.optim.routing.route_table import WIDTH, printed, terminal_width
-from polarstep.optim.stepping.low_precision import is_compensated, stored_dtype
+from polarstep.state import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
 

@@ -9,12 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polarstep.bucket import in_parts
 from polarstep.distributed.layout import is_sharded, local
 from polarstep.optim.elementwise import SGD, AdamW
 from polarstep.optim.elementwise_rule import ELEMENTWISE, Elementwise
 from polarstep.optim.rates import as_rule_sees
-from polarstep.optim.stepping.collect import State, Work, in_parts, momentum_dtype
-from polarstep.optim.stepping.low_precision import is_compensated, put_compensated, rounding_error
+from polarstep.optim.stepping.collect import Work
+from polarstep.state import State, is_compensated, momentum_dtype, put_compensated, rounding_error
 
 __all__ = ["check_buffers", "first_state", "prepare_elementwise", "step_elementwise"]
 

@@ -24,9 +24,9 @@ from torch import Tensor
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.distributed.layout import is_sharded, placed_like, whole
 from polarstep.matrix import MatrixView
-from polarstep.optim.stepping.collect import State, Work
-from polarstep.optim.stepping.low_precision import keep_momentum, momentum_of
+from polarstep.optim.stepping.collect import Work
 from polarstep.optim.stepping.magnitude import largest_of_each
+from polarstep.state import State, keep_momentum, momentum_of
 
 __all__ = ["EVERY", "FADED", "faded", "fading", "let_rest", "peak_of"]
 

@@ -1,4 +1,12 @@
-"""Parameters in bfloat16 that keep small updates, and momentum in fewer bits.
+"""The state of a matrix: C in any precision, rounding errors, and what a polar map carries.
+
+An entry of a parameter's state is one of these:
+
+    momentum_buffer   C, shaped as the parameter, in the group's ``momentum_dtype``
+    momentum_scale    the scales of C in eight bits, one for each :data:`BLOCK` entries
+    rounding_error    R, shaped as the parameter and in its precision
+    peak              a number for each matrix (:mod:`polarstep.optim.stepping.resting`)
+    carries           what the map and the transform leave for the next step, by block (:func:`entry`)
 
 **Compensated rounding.** bfloat16 has eight bits, so an update below 1/512 of a weight is lost if X is
 rounded to the nearest number. With ``rounding="compensated"`` the state keeps the rounding error R::
@@ -24,22 +32,33 @@ import torch
 from torch import Tensor
 
 from polarstep.distributed.layout import Layout, is_sharded, local, wrapped
+from polarstep.maps import Carry, PolarMap
 from polarstep.optim.groups import Group
-from polarstep.optim.stepping.collect import momentum_dtype
 
 __all__ = [
     "BLOCK",
     "MOMENTUM_STATE",
+    "State",
     "add_compensated",
+    "carried_dtype",
     "check_blocks",
+    "entry",
     "is_compensated",
     "keep_momentum",
+    "momentum_dtype",
     "momentum_of",
+    "name_of",
     "put_compensated",
+    "recalled",
+    "remember",
     "rounding_error",
     "scale_as_sharded",
     "stored_dtype",
+    "written_over",
 ]
+
+# The type of torch's Optimizer.state: a dict for each parameter.
+State = dict[Tensor, dict[str, Any]]
 
 BLOCK = 128
 LARGEST = 127
@@ -162,3 +181,96 @@ def _from_bits(codes: Tensor, scale: Tensor) -> Tensor:
     flat = torch.nn.functional.pad(codes.flatten(), (0, -codes.numel() % BLOCK)).view(-1, BLOCK)
     C = (flat * scale.flatten()[:, None]).flatten()[: codes.numel()].view(codes.shape)
     return C.contiguous()
+
+
+def momentum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The precision of C and M, and of an element-wise rule's buffers, for a parameter in ``dtype``.
+
+    It is the parameter's own, or float32 for float16. C may be 1/(1 − β) times as large as the
+    gradients: at β = 0.95 gradients of 5,000 would pass 65504, the largest number of float16. AdamW's v
+    adds (1 − β₂)G², which is zero in float16 for gradients below 7e-4 at β₂ = 0.95. bfloat16 has the
+    range of float32.
+    """
+    return torch.float32 if dtype == torch.float16 else dtype
+
+
+def entry(name: str, block: int) -> str:
+    """The key in a parameter's state for the tensor ``name`` of its ``block``-th block.
+
+    >>> entry("basis", 0), entry("basis", 2)
+    ('basis', 'basis.2')
+    """
+    return name if block == 0 else f"{name}.{block}"
+
+
+def name_of(key: str) -> str:
+    """The name of the tensor that a parameter's state has under ``key``.
+
+    >>> name_of("basis"), name_of("basis.2")
+    ('basis', 'basis')
+    """
+    return key.partition(".")[0]
+
+
+def carried_dtype(polar: PolarMap, name: str, dtype: torch.dtype) -> torch.dtype:
+    """The precision in which the tensor ``name`` of a parameter in ``dtype`` is kept."""
+    return torch.promote_types(dtype, torch.float32) if name in polar.wide_carries else dtype
+
+
+def recalled(
+    of_parameter: dict[str, Any], block: int, polar: PolarMap, count: int, m: int, n: int
+) -> Carry | None:
+    """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it.
+
+    Tensors of ``polar.wide_carries`` that other code has put there in 16 bits are cast to float32, as
+    kernels read them in.
+    """
+    if not polar.carries:
+        return None
+    found = {name: of_parameter.get(entry(name, block)) for name in polar.carries}
+    carry = Carry({name: tensor for name, tensor in found.items() if tensor is not None})
+    for name in polar.wide_carries:
+        if name in carry:
+            carry[name] = carry[name].to(carried_dtype(polar, name, carry[name].dtype))
+    usable = carry and all(len(tensor) == count for tensor in carry.values())
+    return carry if usable and polar.resumes(carry, m, n) else None
+
+
+def remember(
+    of_parameter: dict[str, Any],
+    block: int,
+    polar: PolarMap,
+    carry: Carry,
+    dtype: torch.dtype,
+    finite: Tensor | None,
+) -> None:
+    """Keep ``carry`` for the next step, unless ``finite`` is false and the parameter is skipped.
+
+    The carry is kept in the parameter's precision, to which torch casts a loaded checkpoint, except for
+    ``polar.wide_carries``. Each tensor stays at one address, where a CUDA graph of the user's own finds
+    it at the next replay.
+    """
+    for name in polar.carries:
+        key = entry(name, block)
+        if name not in carry:
+            of_parameter.pop(key, None)
+            continue
+        value = carry[name].to(carried_dtype(polar, name, dtype))
+        kept = written_over(of_parameter.get(key), value, finite)
+        if kept is not None:
+            of_parameter[key] = kept
+
+
+def written_over(known: Tensor | None, value: Tensor, finite: Tensor | None) -> Tensor | None:
+    """Write ``value`` into ``known`` where ``finite`` allows it; return a new tensor if it does not fit.
+
+    Returns ``None`` if ``known`` was written. It does not fit if it has another shape, or another
+    precision, as after ``model.to(torch.bfloat16)``.
+    """
+    if known is not None and known.shape == value.shape:
+        if finite is not None:
+            value = torch.where(finite, value, known.to(value.dtype))
+        if known.dtype == value.dtype:
+            known.copy_(value)
+            return None
+    return value.clone(memory_format=torch.contiguous_format)
