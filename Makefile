@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-for-demo
 
-.PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist try-wheel benchmark \
+.PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist try-wheel \
 	results clean
 
 # The pip that a new environment has may be one that takes a minute longer to choose versions. Bytecode
@@ -92,9 +92,6 @@ dist: $(STAMP)
 try-wheel: dist
 	bash .ci/try-wheel $(BIN)/python
 
-benchmark: $(STAMP)
-	$(BIN)/python benchmarks/polar_cost.py
-
 # A report of each folder of runs under results/ in build/results/, the tables of studies, and those of the pages.
 results: $(STAMP)
 	@mkdir -p build
@@ -103,7 +100,7 @@ results: $(STAMP)
 			$(BIN)/polarstep report $$folder --out build/$$folder || exit 1; \
 		fi; \
 	done
-	@for study in adaptive frontier low-precision scaling toy-ideas; do \
+	@for study in frontier low-precision scaling; do \
 		$(BIN)/python benchmarks/$$(echo $$study | tr - _).py table results/$$study/runs.jsonl \
 			> build/$$study.md && mv build/$$study.md results/$$study/summary.md || exit 1; \
 	done

@@ -24,7 +24,7 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 import polarstep as ps
-from polarstep import kernels, products
+from polarstep import kernels, ops
 from polarstep.kernels import descriptors
 from polarstep.ops.triton import Triton
 
@@ -123,7 +123,7 @@ def main(*names: str) -> None:
     kernels.available = lambda device: True
     kernels.capability = lambda device: divmod(_Hopper(gpu).capability, 10)
     descriptors.capability = kernels.capability
-    products._BY_KERNELS["cpu"] = _OnHopper()
+    ops._BY_KERNELS["cpu"] = _OnHopper()
     for name in names or [each + ending for ending in ("", *OPTIONS) for each in MAPS]:
         ending = next((each for each in OPTIONS if name.endswith(each)), "")
         polar, options = MAPS[name.removesuffix(ending)], OPTIONS.get(ending, {})

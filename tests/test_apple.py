@@ -17,7 +17,7 @@ from tests.spectra import gaussian, matrix
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep import float64, products, rng
+from polarstep import float64, ops, rng
 from polarstep.certificate import Monitor, certified, cheap_certificate
 from polarstep.certificate.exact import update_ratio
 from polarstep.float64 import fitting, has_float64, in_float64, widest
@@ -34,7 +34,7 @@ def alike(monkeypatch: pytest.MonkeyPatch) -> None:
     """Random numbers as on a CPU, for which torch has a generator, and a CPU with a GPU's operations."""
     made = rng.generator
     monkeypatch.setattr(rng, "generator", lambda *key, device="cpu": made(*key))
-    monkeypatch.setattr(products, "_CPU", Cuda())
+    monkeypatch.setattr(ops, "_CPU", Cuda())
 
 
 def of(found: Tensor) -> Tensor:

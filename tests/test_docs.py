@@ -186,6 +186,7 @@ STATED = {
     ),
     "definitions": (
         "95%",
+        "hold 512 MiB together",
         'A "smaller δ" is 1.5 times',
         "995 times in 1000",
         "from 1.25 to 2",

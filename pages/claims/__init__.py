@@ -21,7 +21,6 @@ by subject:
     best_rates  the same, each row at the best of its rates over all steps
     wiki        its short runs, its size, and its text
     theory      γ, the noise of gradients, and rates
-    adaptive    ranks and new bases chosen by the captured share
     embedding   the rate of the embedding, on a toy GPT
     rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
     ranks       bytes and products of steps on many ranks, by the ledger
@@ -36,7 +35,6 @@ many seeds, which baseline and how many tokens.
 # Each of them registers its claims.
 from pages.claims import (  # noqa: F401
     ablations,
-    adaptive,
     beside_torch,
     best_rates,
     cases,

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from polarstep import products
+from polarstep import ops
 from polarstep.ops.triton import Triton
 
 __all__ = ["round_as_a_gpu"]
@@ -28,7 +28,7 @@ class Rounding(Triton):
 
 def round_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have steps on a CPU round what steps on a GPU round."""
-    monkeypatch.setitem(products._BY_KERNELS, "cpu", Rounding())
+    monkeypatch.setitem(ops._BY_KERNELS, "cpu", Rounding())
     _multiply_in_tf32(monkeypatch)
 
 

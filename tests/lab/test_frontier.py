@@ -592,22 +592,3 @@ def test_a_kept_weight_is_that_of_an_earlier_step(frontier, shape):
         again, _ = polar.step(second, carry, Draw())  # the turn of a new W
         assert torch.allclose(again.multiplied_out(), polar(second), atol=1e-5)
     assert not polar.resumes(carry, 16, 40)
-
-
-def test_toy_ideas_are_run_once_and_compared_with_full_space(
-    modules, tmp_path, monkeypatch, capsys
-):
-    ideas = importlib.import_module("toy_ideas")
-    monkeypatch.setattr(ideas, "STEPS", 2)
-    text, out = tmp_path / "text.txt", tmp_path / "runs.jsonl"
-    text.write_text("what was tried and measured. " * 100, encoding="utf-8")
-    asked = ("run", text, "--maps", "full,kept2-capped,apart", "--seeds", "0", "--out", out)
-    called(ideas, monkeypatch, *asked)
-    assert len(read_lines(out)) == 3
-    called(ideas, monkeypatch, *asked)
-    assert len(read_lines(out)) == 3
-    capsys.readouterr()
-    called(ideas, monkeypatch, "table", out)
-    assert "| full space, PolarExpress 5 |" in capsys.readouterr().out
-    made = "\n".join(ideas.table(read_lines(ROOT / "results/toy-ideas/runs.jsonl")))
-    assert (ROOT / "results/toy-ideas/summary.md").read_text(encoding="utf-8").rstrip("\n") == made

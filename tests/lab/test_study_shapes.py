@@ -75,9 +75,6 @@ def test_a_run_that_is_recorded_twice_is_refused(study):
         list(study("frontier").table(twice))
     with pytest.raises(ValueError, match="recorded twice: full, seed 0"):
         study("scaling").gaps(twice)
-    told = {"ranks": {}, "shares": {"8x8": [1.0]}, "renewals": {}}
-    with pytest.raises(ValueError, match="recorded twice: rank-equal, seed 0"):
-        list(study("adaptive").table([of_gpt("rank-equal", 0, 50.0) | told] * 2))
     row = {"variant": "float32", "seed": 0, "steps": 250, "loss": 1.0, "bytes": 4, "device": "cpu"}
     with pytest.raises(ValueError, match="recorded twice: float32, seed 0"):
         list(study("low_precision").table([row, row]))
@@ -93,27 +90,16 @@ TEXTS = {
 def tables_of(study, first, second):
     """Functions that make the table of each study from two runs on these texts."""
     runs = [of_gpt("full", 0, 50.0) | first, of_gpt("low-rank", 0, 51.0) | second]
-    told = {"ranks": {"8x8": [2]}, "shares": {"8x8": [1.0]}, "renewals": {}}
-    adaptive = [
-        of_gpt(name, 0, 50.0) | told | text
-        for name, text in (("rank-equal", first), ("rank-energy", second))
-    ]
     row = {"seed": 0, "steps": 250, "loss": 1.0, "bytes": 4, "device": "cpu"}
     precise = [row | {"variant": "float32"} | first, row | {"variant": "nearest"} | second]
-    toys = [
-        {"map": name, "seed": 0, "perplexity": 6.0} | text
-        for name, text in (("full", first), ("scaled", second))
-    ]
     return {
         "frontier": lambda: list(study("frontier").table(runs)),
         "scaling": lambda: list(study("scaling").table(runs, "tokens")),
-        "adaptive": lambda: list(study("adaptive").table(adaptive)),
         "low_precision": lambda: list(study("low_precision").table(precise)),
-        "toy_ideas": lambda: list(study("toy_ideas").table(toys)),
     }
 
 
-STUDIES = ("frontier", "scaling", "adaptive", "low_precision", "toy_ideas")
+STUDIES = ("frontier", "scaling", "low_precision")
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -195,16 +181,6 @@ def test_a_run_of_a_precision_is_made_once(study, tmp_path, monkeypatch, capsys)
         (steps, 48, 0.003) for steps in (1, 2)
     }
     assert "float32, seed 0: in " in capsys.readouterr().out
-
-
-def test_the_table_of_adaptive_ranks_is_of_one_width(study, tmp_path, monkeypatch, capsys):
-    adaptive, folder = study("adaptive"), ROOT / "results/adaptive"
-    rows = read_lines(folder / "runs.jsonl")
-    wide = [row | {"width": 256, "perplexity": 300.0} for row in rows[:4]]
-    called(adaptive, monkeypatch, "table", written(tmp_path / "runs.jsonl", [*rows, *wide]))
-    told = capsys.readouterr()
-    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
-    assert "4 runs of 750 steps and width 256 are left out" in told.err
 
 
 def test_slopes_are_of_the_shapes_that_the_tables_show(study, tmp_path, monkeypatch, capsys):

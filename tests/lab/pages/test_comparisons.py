@@ -36,9 +36,7 @@ TOLD_OF_TIMES = {
 """The same of a claim that is about times."""
 
 
-APART = {
-    "adaptive-small": "the page says that these are 120 steps of a small GPT on characters",
-}
+APART = {}
 """Claims that leave something to their page, and where it is."""
 
 
