@@ -72,18 +72,10 @@ def default(model: nn.Module, **options: Any) -> list[Optimizer]:
 
 
 def ours(polar: Literal["auto"] | None) -> Callable[..., list[Optimizer]]:
-    """``muon_for`` with normalized rows and fan-ratio, at a rate and a decay."""
+    """The recipe of ``muon_for`` at another rate, another decay, or in full space."""
 
     def build(model: nn.Module, lr: float, weight_decay: float) -> list[Optimizer]:
-        optimizer = ps.muon_for(
-            model,
-            lr=lr,
-            polar=polar,
-            weight_decay=weight_decay,
-            transform=ps.NormalizedRows(),
-            lr_scale="fan-ratio",
-        )
-        return [optimizer]
+        return [ps.muon_for(model, lr=lr, polar=polar, weight_decay=weight_decay)]
 
     return build
 
