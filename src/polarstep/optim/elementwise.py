@@ -3,7 +3,7 @@
 The arithmetic is torch's own (``torch.optim.adamw.adamw``, ``torch.optim.sgd.sgd``, fused where the
 device has it), with torch's names for the state, so that a checkpoint looks like one of
 ``torch.optim.AdamW``. One thing differs: the state of a float16 parameter is kept in float32
-(:func:`polarstep.optim.stepping.collect.momentum_dtype`). :mod:`polarstep.optim.elementwise_rule` says
+(:func:`polarstep.state.momentum_dtype`). :mod:`polarstep.optim.elementwise_rule` says
 how to write another rule.
 """
 
