@@ -259,7 +259,7 @@ def headline_table(record: Path) -> str:
     after = [f"{of():.1f}M tokens" for of in (million_tokens, long_run.million_tokens)]
     ends = (f"perplexity, {after[0]}, {_to(BASE)}", f"perplexity, {after[1]}, to full space")
     titles = ("ℓ as timed", *_loads(), *ends)
-    return markdown(_first_left("you give", *titles), table)
+    return markdown(_first_left("you give `ps.Muon`", *titles), table)
 
 
 def weighed_table(record: Path) -> str:
