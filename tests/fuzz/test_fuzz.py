@@ -90,7 +90,7 @@ class Wrong(NewtonSchulz):
     ],
 )
 def test_a_broken_promise_of_a_map_is_found_and_shrunk(way, promise, monkeypatch):
-    monkeypatch.setattr(contracts, "random_map", lambda choose: Wrong(5, way=way))
+    monkeypatch.setattr(contracts, "random_map", lambda choose: Wrong(5, "quintic", way=way))
     violations = (
         v for case in range(40) for v in contracts.tried(Choices("wrong", case)).violations
     )

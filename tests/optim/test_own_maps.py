@@ -88,7 +88,7 @@ SLIPS = [
     ),
     (
         Stateful(lambda M: (M, Carry())),
-        r"returned T as a Tensor: expected polarstep\.polar\.Polar\(M",
+        r"returned T as a Tensor: expected polarstep\.maps\.Polar\(M",
     ),
     (
         Stateful(lambda M: (Polar(None, M), Carry())),
@@ -104,7 +104,7 @@ SLIPS = [
     ),
     (
         Stateful(lambda M: (Polar(M, factors=(M, M)), Carry())),
-        r"returned factors as a tuple: expected polarstep\.polar\.result\.Factors",
+        r"returned factors as a tuple: expected polarstep\.maps\.result\.Factors",
     ),
     (factored(rows=5), r"whose columns is of shape \(2, 5, 4\) .*: expected \(2, 6, ≥ 4\)"),
     (factored(ell=3), r"whose columns is of shape \(2, 6, 3\) .*: expected \(2, 6, ≥ 4\)"),

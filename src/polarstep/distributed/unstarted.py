@@ -137,7 +137,7 @@ def drop_placeholders(
             for key, value in known_of_p.items():
                 if name_of(key) in names and isinstance(value, Tensor):
                     part = local(value)
-                    known = part.numel() > 0 and not bool(torch.isnan(part).all())
+                    known = part.numel() > 0 and (part.is_meta or not bool(torch.isnan(part).all()))
                     known = known or _has_started(known_of_p)
                     ranks = (0,) if layout is None else layout.ranks
                     found.setdefault(ranks, []).append((p, key, known))

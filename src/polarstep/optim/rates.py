@@ -107,7 +107,7 @@ def in_proportion(options: Group, lr: float | Tensor, title: str) -> Group:
 def as_rule_sees(group: Group) -> Group:
     """``group`` as the ``update`` of its rule reads it: with the rate of this group, and its decay."""
     lr, factor = group["lr"], group["lr_factor"]
-    if factor is None:  # not measured, so lr is zero and nothing moves
+    if factor is None:  # not measured, so lr is zero or nothing has entries
         factor = 1.0
     seen = group | {"lr": lr * factor}
     if factor and is_number(group.get("weight_decay")):
@@ -119,12 +119,13 @@ def to_be_measured(groups: Iterable[Group]) -> list[Group]:
     """The groups whose factor this step has to measure; it waits where the rate is zero.
 
     ``torch.distributed.checkpoint`` steps an optimizer at a rate of zero, before anything is loaded.
+    Parameters on the meta device have no entries to measure.
     With ``ZeroRedundancyOptimizer`` a group may be empty on this rank.
     """
     return [
         group
         for group in groups
-        if group["lr_factor"] is None and any(p.numel() for p in group["params"])
+        if group["lr_factor"] is None and any(p.numel() and not p.is_meta for p in group["params"])
         if isinstance(group["lr"], Tensor) or group["lr"] > 0
     ]
 

@@ -161,7 +161,8 @@ def muon_for(
 
     >>> from polarstep import Exact
     >>> layers = [nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 3)]
-    >>> optimizer = muon_for(nn.Sequential(*layers), 0.02, polar=Exact(), heads=AdamW(lr=1e-3))
+    >>> model = nn.Sequential(*layers)
+    >>> optimizer = muon_for(model, polar=Exact(), transform=None, heads=AdamW(lr=1e-3))
     >>> print(optimizer.routes)
     parameter  as matrices  algorithm                 polar map         why
     0.weight   32×32        Muon, lr 0.02             Exact(rtol=None)  hidden: Linear
