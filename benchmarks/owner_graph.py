@@ -31,7 +31,7 @@ from torch.multiprocessing.spawn import spawn
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.distributed.owned_graph import OwnedGraphs
+from polarstep.ranks.owned_graph import OwnedGraphs
 from step_workloads import WORKLOADS
 from timing import machine, timing_event
 from world_of_one import MAPS

@@ -27,7 +27,7 @@ def made(source: str, module: str):
         [],
         ["polarstep"],
         ["torch.optim.optimizer"],
-        ["polarstep.optim.muon", "torch.optim", "torch"],
+        ["polarstep.optimizer", "torch.optim", "torch"],
     ],
     ids=str,
 )

@@ -16,7 +16,7 @@ from tests.forking import fork
 from tests.processes import PATIENCE
 
 import polarstep as ps
-from polarstep.optim.routing.routes import Routes
+from polarstep.routing.routes import Routes
 from polarstep_lab import flops
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,7 +69,7 @@ def test_the_examples_of_which_map_run() -> None:
 RUN_BY = {
     "README.md": "tests/test_docs.py",
     "docs/coming-from.md": "tests/test_convert.py",
-    "docs/distributed.md": "tests/distributed/page.py",
+    "docs/distributed.md": "tests/ranks/page.py",
     "docs/extending.md": "tests/test_extending.py",
     "docs/flops.md": "tests/lab/test_flops.py",
     "docs/precision.md": "tests/lab/test_low_precision.py",

@@ -13,7 +13,7 @@ from tests.spectra import gaussian, matrix
 from torch.nn import Parameter
 
 import polarstep as ps
-from polarstep.optim.groups import ELEMENTWISE
+from polarstep.groups import ELEMENTWISE
 from polarstep_lab import ablations
 from polarstep_lab.ablations import apply_axis
 from polarstep_lab.methods import METHODS

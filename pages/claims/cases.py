@@ -11,8 +11,8 @@ from pages.claims.words import claim
 from pages.records.costs import AUTO, BETWEEN, FULL_SPACE, SIXTH, steps
 from pages.records.maps import at_chosen
 from pages.records.quality import BASE, million_tokens, quality
-from polarstep.distributed import ledger
-from polarstep.optim.transforms import followed
+from polarstep.ranks import ledger
+from polarstep.transforms import followed
 
 RANKS = 8
 LAYERS, D = 16, 2048

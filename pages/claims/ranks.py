@@ -1,6 +1,6 @@
 """What a step on many ranks sends and computes, by the ledger's formulas, and where the code has limits.
 
-Nothing here was measured: the numbers follow from the package. ``tests/distributed/test_ledger.py``
+Nothing here was measured: the numbers follow from the package. ``tests/ranks/test_ledger.py``
 counts the bytes and products of real steps against the same formulas.
 """
 
@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import polarstep as ps
 from pages.claims.words import claim
-from polarstep.distributed import ledger
 from polarstep.engines.replay import LARGEST_BUCKET
+from polarstep.ranks import ledger
 
 RANKS = 4
 SHAPES = ((8, 512, 512), (4, 2048, 512), (4, 512, 2048))  # (count, m, n)

@@ -17,7 +17,7 @@ from pages.claims.words import claim
 from pages.records import long_run as study
 from pages.records.maps import at_chosen, weighed
 from pages.records.quality import BASE, RUNS, chosen, million_tokens, perplexities, quality
-from polarstep.optim.rates import PER_SIZE
+from polarstep.rates import PER_SIZE
 from polarstep_lab.storage import read_lines
 
 

@@ -15,15 +15,15 @@ from torch import Tensor
 
 from polarstep import kernels, rng
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.distributed.layout import whole
 from polarstep.float64 import fitting
+from polarstep.groups import Group, is_by_norm, is_transposed
 from polarstep.maps import Carry, Draw, Polar, PolarMap
 from polarstep.maps.result import Captured, Factors
 from polarstep.matrix import MatrixView
-from polarstep.optim.groups import Group, is_by_norm, is_transposed
-from polarstep.optim.stepping.collect import Work
-from polarstep.optim.transforms import followed
+from polarstep.ranks.layout import whole
 from polarstep.state import State, entry, recalled, remember
+from polarstep.stepping.collect import Work
+from polarstep.transforms import followed
 
 __all__ = [
     "Bucket",

@@ -8,7 +8,7 @@
 objects answer what may differ:
 
     map        how T is made of M          polarstep.maps       full space, LowRank, Deflated, Auto
-    exchange   which rank computes what    polarstep.exchange    Alone; polarstep.distributed has others
+    exchange   which rank computes what    polarstep.ranks.exchange    Alone; polarstep.ranks has others
     engine     how C and X are touched     polarstep.engines     torch's operations, or kernels
 
 :func:`buckets_of` finds the buckets of a step, and :func:`run` takes their steps in turn.
@@ -35,15 +35,15 @@ from polarstep.bucket import (
     in_parts,
     members_of,
 )
-from polarstep.distributed.gather import Gathered
-from polarstep.distributed.layout import is_sharded
 from polarstep.engines.fused import FUSED, FusedBucket
 from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
-from polarstep.exchange import ALONE, Exchange
-from polarstep.optim.stepping.collect import Work
-from polarstep.optim.stepping.resting import let_rest
+from polarstep.ranks.exchange import ALONE, Exchange
+from polarstep.ranks.gather import Gathered
+from polarstep.ranks.layout import is_sharded
 from polarstep.state import State
+from polarstep.stepping.collect import Work
+from polarstep.stepping.resting import let_rest
 from polarstep.undisturbed import on_device
 
 __all__ = ["Running", "at_once", "bucket_step", "buckets_of", "run", "steps_here", "steps_of"]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from tests.distributed.launch import launched, needs_gloo
 from tests.kernels import many_on_ranks
+from tests.ranks.launch import launched, needs_gloo
 
 import polarstep as ps
 from polarstep import kernels

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.distributed.launch import launched, needs_gloo
 from tests.kernels import ranks
+from tests.ranks.launch import launched, needs_gloo
 
 pytestmark = needs_gloo
 RANKS = 2

@@ -10,7 +10,7 @@ from tests.optim.sample_models import mlp
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from polarstep import Muon, muon_for
-from polarstep.optim.routing.following import EVERY, Places
+from polarstep.routing.following import EVERY, Places
 
 
 def step(model, optimizer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
-import io
 import pickle
 import warnings
 import weakref
@@ -18,17 +17,14 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from polarstep import (
-    SGD,
     Exact,
     LowRank,
     Muon,
     NewtonSchulz,
-    NormalizedRows,
     Warm,
     muon_for,
     rng,
 )
-from polarstep.optim import checkpoints
 
 
 def model(width=6):
@@ -264,32 +260,6 @@ def test_copies_go_on_alike(copier):
     assert repr(twin)
 
 
-def test_a_pickle_names_the_modules_that_cannot_move():
-    """These modules cannot move, or need an alias: polarstep.optim.checkpoints says so, too."""
-    net = model()
-    net[-1].requires_grad_(False)
-    optimizer = muon_for(net, transform=NormalizedRows(), vectors=SGD())
-    train(net, optimizer, 1)
-    named = set()
-
-    class Reading(pickle.Unpickler):
-        def find_class(self, module, name):
-            named.add(module)
-            return super().find_class(module, name)
-
-    Reading(io.BytesIO(pickle.dumps(optimizer))).load()
-    ours = {"muon", "elementwise", "transforms", "routing.known_model", "routing.route"}
-    found = {name.removeprefix("polarstep.optim.") for name in named if "polarstep.optim" in name}
-    assert found == ours
-    assert all(f"``optim.{name}``" in checkpoints.__doc__ for name in ours)
-
-
-def test_a_route_is_found_where_older_pickles_have_it():
-    older = b"cpolarstep.optim.routing.routes\nRoute\n."
-    assert pickle.loads(older) is type(muon_for(model()).routes[0])
-
-
-@pytest.mark.parametrize("copier", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))])
 def test_a_copy_keeps_its_plan(copier):
     optimizer = Muon([torch.nn.Parameter(torch.eye(3))], plan="owner")
     assert copier(optimizer)._distribution.plan == "owner"

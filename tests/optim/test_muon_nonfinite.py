@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import LowRank, Muon, NewtonSchulz
 from polarstep.maps import Warm
-from polarstep.optim.stepping import elementwise_step, magnitude
-from polarstep.optim.stepping.collect import collect
+from polarstep.stepping import elementwise_step, magnitude
+from polarstep.stepping.collect import collect
 
 POLARS = [
     NewtonSchulz(),

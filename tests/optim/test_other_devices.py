@@ -15,9 +15,8 @@ from tests.spectra import gaussian
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import SGD, AdamW, muon_for
+from polarstep import SGD, AdamW, elementwise, muon_for
 from polarstep.certificate import Monitor
-from polarstep.optim import elementwise
 
 
 @pytest.mark.parametrize("others", [AdamW(), SGD()])

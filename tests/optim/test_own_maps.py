@@ -14,7 +14,7 @@ from tests.spectra import gaussian
 import polarstep as ps
 from polarstep.maps import Carry, Polar
 from polarstep.maps.result import Factors, Lift
-from polarstep.optim.transforms import followed
+from polarstep.transforms import followed
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from tests.own_parts import SignDescent
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep.optim.elementwise_rule import ELEMENTWISE
+from polarstep.elementwise_rule import ELEMENTWISE
 
 
 @pytest.fixture(autouse=True)

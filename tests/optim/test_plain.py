@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap, Warm
-from polarstep.optim.checkpoints.plain import decoded, encoded
-from polarstep.optim.groups import LR_SCALE
+from polarstep.checkpoints.plain import decoded, encoded
+from polarstep.groups import LR_SCALE
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 from torch.optim import lr_scheduler as schedulers
 
 from polarstep import SGD, AdamW, Elementwise, Muon, muon_for
-from polarstep.optim.rates import as_rule_sees
+from polarstep.rates import as_rule_sees
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:

@@ -11,9 +11,9 @@ from tests.solvers import Solver, over_solvers
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.optim.stepping import magnitude
-from polarstep.optim.stepping.collect import collect
-from polarstep.optim.stepping.resting import EVERY, FADED, let_rest
+from polarstep.stepping import magnitude
+from polarstep.stepping.collect import collect
+from polarstep.stepping.resting import EVERY, FADED, let_rest
 
 
 def trained(p: Tensor, optimizer: ps.Muon, gradients: list[Tensor | float]) -> list[Tensor]:
@@ -35,7 +35,7 @@ def random(shape: tuple[int, ...], count: int = 5) -> list[Tensor]:
 @pytest.mark.parametrize("scale", [1.0, 1e-30])
 def test_it_ends_where_it_is_finite(solver: Solver, scale: float, monkeypatch) -> None:
     """Checked at every fourth step, and with momentum that fades as fast as 64 steps of 0.8 do."""
-    monkeypatch.setattr("polarstep.optim.stepping.resting.EVERY", 4)
+    monkeypatch.setattr("polarstep.stepping.resting.EVERY", 4)
     p = torch.nn.Parameter(torch.zeros(12, 20))
     optimizer = ps.Muon([p], lr=1e-3, momentum=0.03, polar=solver.map)
     start = [scale * G for G in random((12, 20))]
@@ -126,7 +126,7 @@ def test_an_infinite_momentum_is_no_measure() -> None:
 
 def test_other_matrices_than_before_start_with_peaks_of_their_own(monkeypatch) -> None:
     """``split_sizes`` may be written to a group, or be missing in an older checkpoint."""
-    monkeypatch.setattr("polarstep.optim.stepping.resting.EVERY", 2)
+    monkeypatch.setattr("polarstep.stepping.resting.EVERY", 2)
     p = torch.nn.Parameter(torch.zeros(12, 8))
     optimizer = ps.Muon([p])
     trained(p, optimizer, random((12, 8)))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import polarstep
 from polarstep import SGD, AdamW, LowRank, Muon, NewtonSchulz, muon_for
-from polarstep.optim.routing.roles import RULES
+from polarstep.routing.roles import RULES
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 
 PAGE = Path(__file__).parents[2] / "docs" / "routing.md"

@@ -20,7 +20,7 @@ from torch import nn
 import polarstep as ps
 from polarstep.maps import deflated, result
 from polarstep.maps.result import Lift
-from polarstep.optim.scaling import SCALES, LrScale, resolve_scale
+from polarstep.scaling import SCALES, LrScale, resolve_scale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from polarstep import AdamW, Muon, muon_for
 from polarstep.maps import Exact
-from polarstep.optim import AdamW, Muon, muon_for
 from polarstep.theory import annealing
 from polarstep.theory.annealing import Annealed, MomentumRamp, Stages, Trapezoid
 

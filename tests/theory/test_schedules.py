@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from polarstep.maps import Exact
-from polarstep.optim import Muon
+from polarstep.optimizer import Muon
 from polarstep.theory import schedules
 
 

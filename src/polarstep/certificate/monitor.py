@@ -28,9 +28,9 @@ from polarstep.bucket import Observed
 from polarstep.certificate.cheap import cheap_certificate
 from polarstep.certificate.exact import measure, update_ratio
 from polarstep.checked_values import check_integer
-from polarstep.distributed.layout import is_sharded, whole
-from polarstep.optim import Muon
-from polarstep.optim.groups import labelled_params
+from polarstep.groups import labelled_params
+from polarstep.optimizer import Muon
+from polarstep.ranks.layout import is_sharded, whole
 from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 

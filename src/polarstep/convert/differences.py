@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 
 from polarstep.convert.entries import Entry
 from polarstep.convert.matching import ParameterPlace
+from polarstep.groups import LR_SCALE, scale_of, view_of
 from polarstep.matrix import MatrixView
-from polarstep.optim.groups import LR_SCALE, scale_of, view_of
-from polarstep.optim.transforms import NormalizedRows
+from polarstep.transforms import NormalizedRows
 
 __all__ = ["messages"]
 

@@ -12,8 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from polarstep.convert.formats import FORMATS, Format, source_of
+from polarstep.groups import Group
 from polarstep.matrix import Layout
-from polarstep.optim.groups import Group
 
 __all__ = ["Entry", "check_checkpoint", "entries_of"]
 

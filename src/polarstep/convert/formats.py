@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from polarstep.optim.groups import Group
+from polarstep.groups import Group
 
 __all__ = ["FORMATS", "Format", "option_of", "source_of"]
 

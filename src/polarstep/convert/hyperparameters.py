@@ -14,8 +14,8 @@ import torch
 
 from polarstep.convert.entries import check_checkpoint
 from polarstep.convert.formats import FORMATS, option_of, source_of
+from polarstep.groups import Group
 from polarstep.maps import NewtonSchulz
-from polarstep.optim.groups import Group
 
 __all__ = ["options"]
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from polarstep.convert.entries import Entry
-from polarstep.optim.groups import Group, labelled_params
-from polarstep.optim.muon import Muon
-from polarstep.optim.routing.anatomy import unwrapped
+from polarstep.groups import Group, labelled_params
+from polarstep.optimizer import Muon
+from polarstep.routing.anatomy import unwrapped
 
 __all__ = ["ParameterPlace", "indices", "places_of"]
 

@@ -15,7 +15,7 @@ from polarstep.convert.differences import messages
 from polarstep.convert.entries import Entry, entries_of
 from polarstep.convert.formats import option_of
 from polarstep.convert.matching import ParameterPlace, indices, places_of
-from polarstep.optim.muon import Muon
+from polarstep.optimizer import Muon
 
 __all__ = ["state_dict"]
 

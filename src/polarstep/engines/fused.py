@@ -20,12 +20,12 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from polarstep import kernels, rng
 from polarstep.bucket import Bucket, Member, Signature, all_recalled
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.groups import Group, view_of
 from polarstep.maps import Carry, Draw, Polar
 from polarstep.matrix import MatrixView
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
-from polarstep.optim.groups import Group, view_of
-from polarstep.optim.scaling import corrected
+from polarstep.scaling import corrected
 from polarstep.state import State, carried_dtype, entry, is_compensated, momentum_of, stored_dtype
 
 __all__ = [

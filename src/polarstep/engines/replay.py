@@ -34,9 +34,9 @@ from polarstep.engines.replay_plan import (
     key_of,
     still_lies,
 )
-from polarstep.optim.groups import Group
-from polarstep.optim.stepping.collect import Work
+from polarstep.groups import Group
 from polarstep.state import State
+from polarstep.stepping.collect import Work
 
 __all__ = ["ReplayedStep", "Step"]
 

@@ -14,13 +14,12 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import TensorBucket
-from polarstep.distributed.gather import Gathering
-from polarstep.distributed.layout import is_sharded, local, placed_like
+from polarstep.groups import scale_of
 from polarstep.maps import Polar
 from polarstep.ops import ops_of
-from polarstep.optim.groups import scale_of
-from polarstep.optim.scaling import at_assumed_norm
-from polarstep.optim.stepping.collect import Work
+from polarstep.ranks.gather import Gathering
+from polarstep.ranks.layout import is_sharded, local, placed_like
+from polarstep.scaling import at_assumed_norm
 from polarstep.state import (
     State,
     add_compensated,
@@ -31,6 +30,7 @@ from polarstep.state import (
     rounding_error,
     stored_dtype,
 )
+from polarstep.stepping.collect import Work
 
 __all__ = ["Target", "TorchEngine", "apply_updates"]
 

@@ -1,6 +1,6 @@
 """What a step of Muon costs each of N ranks, plan by plan: bytes received and FLOPs.
 
-The formulas are those of :mod:`polarstep.distributed.ledger`. This module says how a workload lies on
+The formulas are those of :mod:`polarstep.ranks.ledger`. This module says how a workload lies on
 a mesh, which plans the mesh allows, and which plan each shape takes. Costs are those on GPUs: M and T
 are sent in bfloat16; today's ``gather`` sends M in float32. Only Muon's matrices are counted, and only
 the optimizer's own step: the gradients are exchanged before it, by DDP or FSDP2.
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from polarstep import LowRank, NewtonSchulz
-from polarstep.distributed import ledger
-from polarstep.distributed.ledger import Plan, SharedMatrices, Side
-from polarstep.distributed.plans import FLOPS_PER_BYTE
 from polarstep.maps import PolarMap
+from polarstep.ranks import ledger
+from polarstep.ranks.ledger import Plan, SharedMatrices, Side
+from polarstep.ranks.plans import FLOPS_PER_BYTE
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
 
 __all__ = [

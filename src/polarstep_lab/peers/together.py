@@ -10,7 +10,7 @@ import torch
 from torch.optim import Optimizer
 
 import polarstep as ps
-from polarstep.distributed.layout import is_sharded
+from polarstep.ranks.layout import is_sharded
 from polarstep_lab.config import OptimizerConfig
 from polarstep_lab.peers.catalogue import Peer, load
 from polarstep_lab.settings_by_name import ConfigError

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from polarstep import rng
 from polarstep.checked_values import check_integer
 from polarstep.maps import PolarMap
-from polarstep.optim import Muon
+from polarstep.optimizer import Muon
 from polarstep.theory import checks as check
 from polarstep.theory.schedules import Schedule
 from polarstep_lab.estimates import student

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from polarstep.distributed.layout import is_sharded, whole
+from polarstep.ranks.layout import is_sharded, whole
 from polarstep_lab.config import completed
 from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
 from polarstep_lab.storage import StorageError, write_atomically

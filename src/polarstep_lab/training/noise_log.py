@@ -25,9 +25,9 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from polarstep.optim.routing.anatomy import dissect
-from polarstep.optim.routing.roles import find_role
 from polarstep.rng import key_to_seed
+from polarstep.routing.anatomy import dissect
+from polarstep.routing.roles import find_role
 from polarstep_lab.checks.noise import NoiseDraws, draw_noise, held_still, mean_gradient
 from polarstep_lab.config import RunConfig
 from polarstep_lab.storage import JsonLines, read_lines

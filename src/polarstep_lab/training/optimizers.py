@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import polarstep as ps
-from polarstep.distributed.layout import local, whole
+from polarstep.ranks.layout import local, whole
 from polarstep_lab.config import ImageData, PolarConfig, RunConfig
 from polarstep_lab.flops import ADAMW, SGD_NESTEROV, Workload, ledger, muon_ledger, newton_schulz
 from polarstep_lab.models.convnet import ConvNet

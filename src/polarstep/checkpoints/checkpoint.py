@@ -1,0 +1,278 @@
+"""How :class:`polarstep.Muon` is saved, loaded and pickled.
+
+A checkpoint is plain data: state tensors under the parameters' numbers, as torch has them, and every
+option of a group as text or numbers (:mod:`polarstep.checkpoints.plain`). Loading checks all
+groups before it changes any.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer
+
+from polarstep import maps
+from polarstep.callers_level import callers_level
+from polarstep.checkpoints.content import check_groups, check_state
+from polarstep.checkpoints.matching import (
+    check_order,
+    check_sizes,
+    mixed,
+    named_in_order,
+    regroup,
+)
+from polarstep.checkpoints.plain import decoded_group, encoded_group
+from polarstep.elementwise import counter_device
+from polarstep.groups import ELEMENTWISE, LR_SCALE, Group, named_params
+from polarstep.guards.resized import check_shapes
+from polarstep.maps import Finder, PolarMap, sketches
+from polarstep.maps.sketches import Sketch
+from polarstep.options import restored
+from polarstep.ranks.unstarted import drop_placeholders, has_ranks, placeholders
+from polarstep.state import MOMENTUM_STATE, State, momentum_dtype, name_of, stored_dtype
+from polarstep.stepping.elementwise_step import check_buffers
+from polarstep.transforms import NormalizedRows
+
+__all__ = ["Checkpointed"]
+
+# Other code may pickle the groups themselves, with the maps and transforms in them: Lightning's
+# BackboneFinetuning does so in the state of its callback, beside a state_dict in one file. These classes
+# are plain records, so torch.load may read them with weights_only=True, its default.
+torch.serialization.add_safe_globals(
+    [
+        part
+        for room in (maps, sketches)
+        for part in map(vars(room).get, room.__all__)
+        if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
+    ]
+)
+torch.serialization.add_safe_globals([NormalizedRows])
+
+STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
+
+
+class Checkpointed(Optimizer):
+    """An optimizer whose groups hold polar maps, and whose momentum may have a precision of its own.
+
+    A pickle holds the state, the groups, the defaults and the attributes that a subclass names in
+    :attr:`_pickled`. The subclass makes all its other attributes in :meth:`_start`, which an unpickled
+    copy calls with the arguments from :meth:`_started_with`.
+    """
+
+    _pickled: tuple[str, ...] = ()
+    _being_loaded: Sequence[dict[str, Any]] = ()  # the checkpoint, while load_state_dict runs
+
+    def _start(self) -> None:
+        """Set the attributes that neither a checkpoint nor a pickle holds."""
+
+    def _started_with(self) -> dict[str, Any]:
+        """The arguments of :meth:`_start` that a pickle holds."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state and the groups, as torch has them, with every option as plain data.
+
+        Hooks of ``register_state_dict_post_hook`` get this plain data, and what they return is returned.
+        """
+        self._check_held()
+
+        def first(_: Optimizer, content: dict[str, Any]) -> dict[str, Any]:
+            """Make plain data of what torch has, before the user's hooks."""
+            if has_ranks():
+                content = content | {"state": self._with_placeholders(content["state"])}
+            groups = [encoded_group(group) for group in content["param_groups"]]
+            return content | {"param_groups": groups}
+
+        handle = self.register_state_dict_post_hook(first, prepend=True)
+        try:
+            return super().state_dict()
+        finally:
+            handle.remove()
+
+    def _check_held(self) -> None:
+        """Raise if a parameter with a state is in no group, where torch would raise a ``KeyError``."""
+        held = {id(p) for group in self.param_groups for p in group["params"]}
+        left = [p for p in self.state if isinstance(p, Tensor) and id(p) not in held]
+        if left:
+            more = f" and {len(left) - 1} more" if len(left) > 1 else ""
+            raise ValueError(
+                f"optimizer.state has a parameter of shape {tuple(left[0].shape)}{more} that is in no "
+                "group: expected every parameter with a state in a group. Where a parameter was taken "
+                "out of its group, take its state out too, by optimizer.state.pop(parameter)"
+            )
+
+    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
+        """``state`` with the entries that a checkpoint of several ranks must have.
+
+        The parameters come in the order of the groups on every rank, since ranks gather them one after
+        the other. In ``state`` itself they are in the order of their first steps, which may differ.
+        """
+        numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
+        found = {
+            index: placeholders(group, p, state.get(index, {}))
+            for index, (group, p) in numbered
+            if p.requires_grad or state.get(index)
+        }
+        return found | {key: its for key, its in state.items() if key not in found}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint, as :meth:`polarstep.Muon.load_state_dict` says.
+
+        torch casts every tensor it loads to the precision of its parameter. Tensors that are kept in
+        another precision are loaded without that cast: momentum, buffers, carries, and what an
+        element-wise rule keeps beside its buffers. If such a tensor was saved in yet another precision,
+        the next step casts it.
+        """
+        check_groups(state_dict)
+        saved_groups = [named_in_order(group) for group in state_dict["param_groups"]]
+        groups, before = self.param_groups, list(self.param_groups)
+        told = regroup(groups, saved_groups)
+        try:
+            self._load(state_dict | {"param_groups": saved_groups})
+        except Exception:
+            groups[:] = before  # a checkpoint that is refused changes nothing
+            raise
+        for words in (told, mixed(state_dict["param_groups"])):
+            if words is not None:
+                warnings.warn(words, stacklevel=callers_level())
+
+    def _load(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint whose parameters are in the same groups.
+
+        Groups that other code has put into the optimizer, as Lightning does when it resumes a run, may
+        hold parameters and no options.
+        """
+        if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
+            check_sizes(self.param_groups, state_dict["param_groups"])
+        running = dict(enumerate(self.param_groups))
+        groups = [
+            decoded_group(group, self.defaults | running.get(index, {}))
+            for index, group in enumerate(state_dict["param_groups"])
+        ]
+        seen: list[dict[str, Any]] = []
+
+        def last(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
+            """Check the checkpoint as the user's hooks have left it."""
+            check_groups(given)
+            check_state(given)
+            check_order(self.param_groups, given["param_groups"])
+            seen.append(given | {"param_groups": self._with_own(given["param_groups"])})
+            return seen[0]
+
+        handle = self.register_load_state_dict_pre_hook(last)
+        self._being_loaded = seen
+        try:
+            super().load_state_dict(state_dict | {"param_groups": groups})
+        finally:
+            self._being_loaded = ()
+            handle.remove()
+
+    def _undo_casts(self, content: dict[str, Any]) -> None:
+        """Take from ``content``, a checkpoint just loaded, what torch has cast but a step keeps.
+
+        :meth:`__setstate__` calls this, which torch calls before the user's post hooks: what a hook
+        writes to the state stays.
+        """
+        for saved, group in zip(content["param_groups"], self.param_groups, strict=True):
+            for key, p in zip(saved["params"], group["params"], strict=True):
+                of_parameter = content["state"].get(key, {})
+                for name in _kept_as_saved(group, p, of_parameter):
+                    value = of_parameter.get(name)
+                    if isinstance(value, Tensor):
+                        self.state[p][name] = value.to(p.device, copy=True)
+        drop_placeholders(self.param_groups, self.state)
+
+    def _with_own(self, saved: Sequence[Group]) -> list[Group]:
+        """The groups of a checkpoint, with this optimizer's names, and without ``lr_scale`` functions.
+
+        Options that are left out stay as they are here; torch would copy a function with everything it
+        encloses. A user's hook may have put in the optimizer's own ``state_dict()``, so options are
+        decoded once more.
+        """
+        found = []
+        for index, group in enumerate(saved):
+            now = self.param_groups[index] if index < len(self.param_groups) else {}
+            known = self.defaults | now
+            options = decoded_group(group, known)
+            options.pop("param_names", None)
+            if "param_names" in now:
+                options["param_names"] = now["param_names"]
+            if callable(options.get(LR_SCALE)) and options[LR_SCALE] is known.get(LR_SCALE):
+                del options[LR_SCALE]
+            found.append(options)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle; hooks are left out, as in torch."""
+        own = {name: getattr(self, name) for name in self._pickled}
+        return super().__getstate__() | own | {STARTED_WITH: self._started_with()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
+        known = state.get("defaults") or self.defaults
+        defaults = {key: known[key] for key in known if key != "differentiable"}  # torch's
+        groups = state["param_groups"]
+        unpickled = "param_groups" not in self.__dict__
+        now = [None] * len(groups) if unpickled else self.param_groups
+        filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
+        _modernize(groups, state.get("state", {}))
+        _check_buffers(groups, state.get("state", {}))
+        for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
+            group.update(options)
+        state = dict(state)
+        started_with = state.pop(STARTED_WITH, {})
+        if unpickled:
+            self._start(**started_with)
+        super().__setstate__(state)
+        for content in self._being_loaded:
+            self._undo_casts(content)
+        for p, of_parameter in self.state.items():
+            # torch leaves AdamW's counter on the device the checkpoint was read to.
+            if isinstance(of_parameter.get("step"), Tensor):
+                of_parameter["step"] = of_parameter["step"].to(counter_device(p))
+
+
+def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> Sequence[str]:
+    """The entries of the state of ``p`` that are kept in another precision than ``p``.
+
+    Of an element-wise rule these are all entries that are not buffers, such as a count, which would be
+    wrong from 257 on in bfloat16. The buffers of a float16 parameter, which are in float32, belong to
+    them, too. ``"step"`` is left to torch, which does not cast it.
+    """
+    if group["algorithm"] in ELEMENTWISE:
+        cast: tuple[str, ...] = ("rounding_error", "step")
+        if momentum_dtype(p.dtype) == p.dtype:
+            cast = (*ELEMENTWISE[group["algorithm"]].buffers, *cast)
+        return [name for name in of_parameter if name not in cast]
+    wide = {*group["polar"].wide_carries}
+    if group["transform"] is not None:
+        wide |= {*group["transform"].wide_carries}
+    momentum = () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
+    return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
+
+
+def _modernize(groups: Sequence[Group], state: State) -> None:
+    """Write entries as torch keeps them today: no momentum that is None, no count that is a number."""
+    for of_parameter in (state.get(p) for group in groups for p in group["params"]):
+        if not isinstance(of_parameter, dict):
+            continue
+        if of_parameter.get("momentum_buffer", ...) is None:
+            del of_parameter["momentum_buffer"]
+        if isinstance(of_parameter.get("step"), int | float):  # before torch 1.12
+            of_parameter["step"] = torch.tensor(float(of_parameter["step"]))
+
+
+def _check_buffers(groups: Sequence[Group], state: State) -> None:
+    """Raise if the state of a parameter does not fit it."""
+    for group in groups:
+        for name, p in named_params(group):
+            of_parameter = state.get(p)
+            if not isinstance(of_parameter, dict):
+                continue
+            if of_parameter and group["algorithm"] in ELEMENTWISE:
+                check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
+            check_shapes(name, p, of_parameter, group)

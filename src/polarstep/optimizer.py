@@ -1,0 +1,445 @@
+"""Muon, the optimizer."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypeVar, overload
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import increment_version
+from torch.optim.optimizer import ParamsT
+from torch.utils.hooks import RemovableHandle
+
+from polarstep.bucket import Draws, PolarHook
+from polarstep.checkpoints.checkpoint import Checkpointed
+from polarstep.cuda_graphs import in_a_graph
+from polarstep.elementwise_rule import ELEMENTWISE
+from polarstep.engines.replay import ReplayedStep
+from polarstep.given import listed_group, listed_params
+from polarstep.groups import LR_SCALE, Group, Nonfinite, Rounding, check_new, check_params
+from polarstep.guards.captured import (
+    check_draws,
+    check_started,
+    refuse_measuring,
+    refuse_shared,
+)
+from polarstep.guards.mistakes import MistakeWarnings
+from polarstep.guards.resized import Sizes
+from polarstep.maps import NewtonSchulz, PolarMap
+from polarstep.matrix import Layout as MatrixLayout
+from polarstep.misnamed import with_known_names
+from polarstep.names import named_uniquely, with_names
+from polarstep.options import complete
+from polarstep.ranks.ledger import AskedPlan
+from polarstep.ranks.over_ranks import StepOverRanks
+from polarstep.ranks.step import Distribution
+from polarstep.ranks.unstarted import Arrivals, has_ranks
+from polarstep.rates import measure, measured_factor, to_be_measured
+from polarstep.routing.added import sorted_by_rule
+from polarstep.routing.known_model import KnownModel
+from polarstep.routing.routes import Routes, routes_of
+from polarstep.scaling import LrScale
+from polarstep.stepping.collect import Work
+from polarstep.stepping.elementwise_step import prepare_elementwise, step_elementwise
+from polarstep.torch_compile import not_compiled
+from polarstep.transforms import Transform
+from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
+
+__all__ = ["Muon"]
+
+# What a closure returns. torch's optimizers declare a float; most closures return a tensor.
+Loss = TypeVar("Loss")
+
+
+class Muon(Checkpointed):
+    r"""Muon with Nesterov or Polyak momentum and any polar map T (equation (1) of the paper).
+
+    For every matrix X with gradient G, momentum β, learning rate η and weight decay λ::
+
+        C ← βC + G
+        M = βC + G   (Nesterov)   or   M = C   (Polyak)
+        X ← (1 − ηλ)X − η · scale(m, n) · T(M)
+
+    The momentum buffer holds the sum C (``torch.optim.Muon`` keeps a moving average), in the precision
+    of X, or in float32 for float16 parameters. Entries of C are at most max|G|/(1 − β). So C and T(M)
+    stay finite for gradients up to 1 − β times the largest number of C's precision: 1.7e37 for float32
+    at β = 0.95. Larger gradients may make C infinite, as they would with torch's optimizers.
+
+    Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
+    gradient has become zero for good stops moving when its momentum has faded
+    (:mod:`polarstep.stepping.resting`).
+
+    Args:
+        params: parameters, named parameters or parameter groups. A group may override every option
+            below but ``process_group``. A group with ``algorithm="adamw"``, ``"sgd"`` or the name of
+            another :class:`polarstep.Elementwise` is updated by that rule, with the rule's own
+            options, so that one optimizer serves a whole model. :func:`polarstep.muon_for` builds
+            such groups.
+        lr: η. A group may have an ``lr_factor`` on it (:mod:`polarstep.rates`).
+        momentum: β in [0, 1).
+        nesterov: Nesterov (the default) or Polyak momentum.
+        polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
+            :class:`polarstep.Auto`, which chooses a map for each shape.
+        weight_decay: λ, decoupled.
+        lr_scale: the factor scale(m, n) on η. ``"none"``: 1. ``"spectral"``: √max(1, m/n).
+            ``"fan-ratio"``: √(m/n), with which wide matrices take shorter steps. ``"rms"``: the factor
+            with which the entries of an update have a root mean square (RMS) of 0.2·lr, as AdamW's
+            updates have, roughly. Or a function of (m, n).
+            ``"rms"`` is 0.2·√max(m, n) for maps in full space. For sketched maps, which compute ‖T‖_F,
+            it is 0.2·√(mn)/‖T‖_F, but at most 0.6·√(mn/ℓ), since momentum of few directions would
+            otherwise take very long steps. The RMS is smaller where ‖T‖²_F < ℓ/9, and in full space
+            where some singular values are not lifted to one (:mod:`polarstep.scaling` has
+            figures). In ``param_groups`` the key is ``"shape_scale"``, as timm's schedulers write to
+            ``"lr_scale"``.
+        layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
+            ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
+        split_sizes: the number of outputs (rows) of each matrix in a fused projection. Each matrix gets
+            a polar factor of its own.
+        split_columns: the number of inputs (columns) of each matrix, as for the heads of an output
+            projection.
+        split_repeats: how often the parts of ``split_sizes`` come in turn. Where a weight has q, k and
+            v of one head, then of the next, ``split_sizes=(64, 64, 64), split_repeats=12`` reads all
+            rows of q as one matrix, and k and v alike.
+        lr_factor: one more factor on η, of any rule. :func:`polarstep.muon_for` sets it for adapters
+            (LoRA) and for the groups that are not Muon's.
+        momentum_dtype: the precision in which C is kept: ``None`` for the parameter's own (float32 if
+            that is float16), ``torch.float32``, ``torch.bfloat16``, or ``torch.int8`` for eight bits
+            with a scale for each 128 entries.
+        rounding: ``"compensated"`` keeps the rounding error of each entry of a parameter in bfloat16 or
+            float16 for the next step, in two more bytes (:mod:`polarstep.state`).
+            ``"nearest"`` drops it, as torch's optimizers do. Parameters in float32 are stepped alike.
+        transform: a change of T before it is applied, as :class:`polarstep.NormalizedRows`.
+        nonfinite: ``"propagate"`` behaves as torch does. ``"skip"`` does not update a parameter
+            whose gradient has a NaN or an infinity: parameter and momentum stay, without weight
+            decay. The check runs on the device, without waiting for it.
+        seed: seed of the sketches, which are a function of (seed, shape, step).
+        fused: ``True``: on NVIDIA GPUs from Ampere on, with Triton, a few kernels update all matrices of
+            a shape, and a CUDA graph replays them (:mod:`polarstep.engines.replay`). Maps that
+            do not round M to bfloat16, as :class:`polarstep.Exact`, are left out. Where ranks compute
+            matrices for one another, the graph has the polar map alone
+            (:mod:`polarstep.ranks.owned_graph`). ``False``: plain torch operations, no graph.
+        plan: how ranks share the work on sharded and replicated parameters (docs/distributed.md):
+            ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"owner"``,
+            ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may have a
+            ``"plan"`` of its own. The result of a step does not depend on it.
+        process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
+            the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
+            its plain parameters by itself. The ranks of a ``DTensor`` are those of its mesh.
+
+    Inside a CUDA graph of your own (``with torch.cuda.graph(g): optimizer.step()``, after a few steps
+    outside) a replay cannot know its step, so the sketches are drawn from torch's default generator of
+    the GPU: fresh at every replay, and seeded by ``torch.manual_seed`` instead of ``seed``.
+
+    ``copy.deepcopy((model, optimizer))`` steps as the original would, but has neither its hooks nor its
+    process group. A pickle also lacks what :func:`polarstep.muon_for` left with the optimizer: the
+    model, and the rules for parameters that are added later.
+
+    A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
+    :meth:`state_dict` is plain data (:mod:`polarstep.checkpoints.plain`), which ``torch.load``
+    reads with ``weights_only=True``, its default. Define the class of a map or a rule of your own before
+    :meth:`load_state_dict`. Of an ``lr_scale`` function a checkpoint has the name alone: give a function
+    of that name to the new optimizer.
+
+    >>> from polarstep import Exact
+    >>> W = torch.nn.Parameter(torch.eye(3))
+    >>> W.grad = torch.diag(torch.tensor([3.0, 2.0, 1.0]))
+    >>> Muon([W], lr=0.5, polar=Exact()).step()
+    >>> W.data
+    tensor([[0.5000, 0.0000, 0.0000],
+            [0.0000, 0.5000, 0.0000],
+            [0.0000, 0.0000, 0.5000]])
+    """
+
+    @with_known_names
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.02,
+        *,  # torch.optim.Muon has weight_decay here, and torch.optim.SGD momentum
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        polar: PolarMap | Literal["auto"] | None = None,
+        weight_decay: float = 0.0,
+        lr_scale: LrScale = "spectral",
+        layout: MatrixLayout = "auto",
+        split_sizes: Sequence[int] | None = None,
+        split_columns: Sequence[int] | None = None,
+        split_repeats: int = 1,
+        lr_factor: float = 1.0,
+        momentum_dtype: torch.dtype | None = None,
+        rounding: Rounding = "nearest",
+        transform: Transform | None = None,
+        nonfinite: Nonfinite = "propagate",
+        seed: int = 0,
+        fused: bool = True,
+        plan: AskedPlan = "auto",
+        process_group: Any = None,
+    ) -> None:
+        defaults = {
+            "algorithm": "muon",
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "polar": NewtonSchulz() if polar is None else polar,
+            "weight_decay": weight_decay,
+            LR_SCALE: lr_scale,
+            "layout": layout,
+            "split_sizes": split_sizes,
+            "split_columns": split_columns,
+            "split_repeats": split_repeats,
+            "lr_factor": lr_factor,
+            "momentum_dtype": momentum_dtype,
+            "rounding": rounding,
+            "transform": transform,
+            "nonfinite": nonfinite,
+            "seed": seed,
+            "fused": fused,
+            "step": 0,
+        }
+        self._start(plan, process_group)
+        self._is_made = False
+        super().__init__(listed_params(params), complete({}, defaults))
+        self._is_made = True
+
+    _pickled = ("_measured",)
+
+    def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
+        self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
+        self._everywhere: set[int] = set()  # the hooks that all ranks must have
+        self._replayed = ReplayedStep()
+        self._draws = Draws()
+        self._distribution = Distribution(plan, process_group)
+        self._over_ranks = StepOverRanks(self._distribution)
+        self._is_made = True  # False while the first groups are added
+        self._known_model = KnownModel()  # muon_for puts another one here
+        self._measured: dict[str, float | None] = {}  # lr_factor by the name of a group
+        self._sizes = Sizes()
+        self._arrivals = Arrivals()
+        self._warnings = MistakeWarnings()
+
+    def _knows(self, model: KnownModel) -> None:
+        """Take what :func:`polarstep.muon_for` knows of its model."""
+        self._known_model = model
+        self._warnings.frozen(model.waiting)
+
+    def _started_with(self) -> dict[str, Any]:
+        return {"plan": self._distribution.plan}  # a process group cannot be pickled
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state to pickle, without hooks and without the model."""
+        return super().__getstate__() | {"_known_model": self._known_model.pickled()}
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
+        """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
+
+        If the model is copied along, as in ``copy.deepcopy((model, optimizer))`` or where the model
+        holds its optimizer, the copy also refers to the copied model.
+        """
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        twin._knows(self._known_model.for_copy(memo))
+        return twin
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a checkpoint; options that it lacks stay as they are here.
+
+        Parameters are matched by name where both sides have the same names, and by their order where
+        they have no name in common (:mod:`polarstep.checkpoints.matching`). A checkpoint that is
+        refused changes nothing.
+
+        Raises:
+            ValueError: if some names are the same and others are not, or if the checkpoint has other
+                numbers of parameters, states of other shapes, or options that are not accepted.
+        """
+        super().load_state_dict(state_dict)
+        self._over_ranks.loaded = True
+        self._arrivals.note(self.param_groups, self.state)
+        self._warnings.loaded(self.param_groups, self.state)
+        for group in self.param_groups:
+            if group.get("name") in self._measured:
+                self._measured[group["name"]] = measured_factor(group)
+
+    @property
+    def routes(self) -> Routes:
+        """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
+        rows = self._known_model.rows(self.param_groups)
+        choice = self._distribution.choice
+        return routes_of(self.param_groups, rows, choice, self._measured)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, checked and completed with the defaults of its algorithm.
+
+        A group without ``"algorithm"`` that is added to an existing optimizer may hold any parameters.
+        If :func:`polarstep.muon_for` made the optimizer, each parameter of its model gets the rule that
+        ``muon_for`` has for it, whether it was frozen then or has come into the model since. Of all
+        other parameters, vectors get the rule ``vectors`` of ``muon_for``, or AdamW, and matrices get
+        Muon. The group becomes one group for each rule, with the options that the rule knows
+        (:mod:`polarstep.routing.added`).
+        """
+        if not isinstance(param_group, dict):
+            raise TypeError(
+                f"the parameter group is a {type(param_group).__name__}: expected a dict, as "
+                '{"params": parameters, "lr": 0.02}'
+            )
+        listed = listed_group(param_group)
+        groups, known = [listed], dict[int, str]()
+        if self._is_made:
+            prepared = self._known_model.prepared(listed["params"])
+            known = {id(p): name for group in prepared for name, p in group["params"]}
+            vectors = self._known_model.vectors
+            groups = sorted_by_rule(listed, prepared, vectors, self.defaults)
+        ready: list[Group] = []
+        for group in groups:
+            group = complete(group, self.defaults)
+            before = [*self.param_groups, *ready]
+            check_params(group, before)
+            check_new(group, before)
+            if self._is_made:
+                group = with_names(group, before, known)
+            ready.append(named_uniquely(group, before))
+        for group in ready:
+            self._add(group)
+        added = {known.get(id(p)) for p in listed["params"]}
+        self._known_model = self._known_model.without_rows(added)
+
+    def _add(self, group: Group) -> None:
+        # torch fills every default into every group; an AdamW group must not get Muon's.
+        defaults, self.defaults = self.defaults, {}
+        try:
+            super().add_param_group(group)
+        finally:
+            self.defaults = defaults
+        self._warnings.added(group)
+        if group["lr_factor"] is None:
+            self._measured[group["name"]] = None
+
+    @overload
+    def step(self, closure: None = ...) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], Loss]) -> Loss: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Loss] | None = None) -> Loss | None:
+        """Update every parameter that has a gradient; ``closure``, if given, computes them first.
+
+        Returns what ``closure`` returns: the loss, a number or a tensor.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if torch.compiler.is_compiling():
+            self._update_uncompiled()
+        else:
+            self._update()
+        return loss
+
+    def _update(self) -> None:
+        # A step chooses its own precision. Tensors of a state that were made in torch.inference_mode()
+        # could not be changed by later steps outside it. Buckets on further GPUs enter their own.
+        with undisturbed(), on_device(self._first_gpu()), inference_mode_off():
+            self._update_groups()
+
+    def _first_gpu(self) -> torch.device | None:
+        """The GPU of the first parameter that is on one."""
+        if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            return None
+        params = (p for group in self.param_groups for p in group["params"])
+        return next((p.device for p in params if p.is_cuda), None)
+
+    def _update_groups(self) -> None:
+        error = self._error_of_changes()
+        # Placeholders are written where there are ranks. While a graph is captured, no values are read.
+        may_arrive = has_ranks() and not in_a_graph()
+        if may_arrive:
+            self._arrivals.drop_placeholders(self.param_groups, self.state)
+        spread = self._distribution.spread(self.param_groups)
+        if spread and in_a_graph():
+            refuse_shared()
+        hooks = tuple(self._polar_hooks.values())
+        works = self._over_ranks.collected(
+            self.param_groups,
+            self.state,
+            spread,
+            error=error,
+            hooked=bool(hooks),
+            everywhere=len(self._everywhere & self._polar_hooks.keys()),
+        )
+        if any(group["lr_factor"] is None for group in self.param_groups):
+            self._measure()
+        if not spread:
+            self._warnings.of_step(self.param_groups, works, self._known_model.places)
+        self._update_works(works, hooks, shared=bool(spread))
+        # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
+        # backward pass through a graph from before the step would use the changed weights in silence.
+        increment_version(p for work in works for p in work.params)
+        if may_arrive:
+            self._arrivals.note_first(self.param_groups, self.state)
+        if spread:
+            # Last, as a filter may turn a warning into an error on one rank alone.
+            self._over_ranks.end_step(self.param_groups)
+            self._warnings.of_step(self.param_groups, works, self._known_model.places)
+
+    def _measure(self) -> None:
+        """Set the factors on the learning rate that depend on the size of entries."""
+        if unmeasured := to_be_measured(self.param_groups):
+            if in_a_graph():
+                refuse_measuring(unmeasured)
+            sized = measure(unmeasured)
+            self._measured |= {group["name"]: group["lr_factor"] for group in sized}
+
+    def _error_of_changes(self) -> Exception | None:
+        """What is wrong with parameters that have changed since the last step; all ranks raise it."""
+        try:
+            if self._known_model.places is not None:
+                self._known_model.places.follow(self.param_groups, self.state)
+            self._sizes.check(self.param_groups, self.state)
+        except Exception as found:
+            return found
+        return None
+
+    def _update_works(
+        self, works: list[Work], hooks: tuple[PolarHook, ...], *, shared: bool
+    ) -> None:
+        """Update Muon's matrices, then all other parameters; ``shared``: together with other ranks."""
+        muon = [work for work in works if work.group["algorithm"] == "muon"]
+        others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
+        replayed = self._replayed
+        if in_a_graph():
+            check_started(works, self.state)
+            check_draws(muon, self.state)
+            replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
+        if not shared:
+            for work in others:
+                prepare_elementwise(work, self.state)
+        update = self._over_ranks.update_shares if shared else self._over_ranks.update_alone
+        update(muon, self.state, replayed, self._draws, hooks)
+        for work in muon:
+            work.group["step"] += 1
+        for work in others:
+            if shared:
+                self._over_ranks.update_elementwise(work, self.state)
+            else:
+                step_elementwise(work, self.state)
+
+    @not_compiled(reason="a step of polarstep.Muon has kernels and a CUDA graph of its own")
+    def _update_uncompiled(self) -> None:
+        """:meth:`_update` outside torch.compile, which would recompile it at every step."""
+        self._update()
+
+    def register_polar_hook(self, hook: PolarHook, *, everywhere: bool = False) -> RemovableHandle:
+        """Call ``hook(bucket)`` after each polar map with its input M and output T.
+
+        For measuring: a hook may read everything and must change nothing. ``everywhere``: all ranks
+        must have such a hook, as it or its owner gathers tensors from them; a step of ranks that have
+        not raises an error, where they would wait for one another.
+        """
+        handle = RemovableHandle(self._polar_hooks)
+        self._polar_hooks[handle.id] = hook
+        if everywhere:
+            self._everywhere = {*self._everywhere & self._polar_hooks.keys(), handle.id}
+        return handle

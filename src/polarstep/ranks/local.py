@@ -1,0 +1,255 @@
+"""Parameters whose part on a rank consists of whole matrices: the step of one process runs on the part.
+
+These are stacks of experts that are cut between experts, copies of a whole parameter, and every
+parameter in a world of one rank. The local part, a plain tensor, stands in for the ``DTensor``, and its
+state is made of plain tensors. So every kind of step that one process has can run here, the fused step
+included.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.groups import view_of
+from polarstep.ranks.layout import (
+    Layout,
+    is_sharded,
+    local,
+    placed_by_matrix,
+    whole,
+    wrapped,
+)
+from polarstep.state import BLOCK, State, check_blocks, scale_as_sharded, stored_dtype
+from polarstep.stepping.collect import Work
+
+__all__ = ["LocalState", "is_cut", "localized"]
+
+
+@dataclass
+class _StandIn:
+    """This rank's part of a sharded parameter, and its state as ``DTensor`` and as plain tensors."""
+
+    p: Any  # the parameter
+    part: Tensor
+    batch: bool  # whether the parameter is cut between its matrices
+    real: dict[str, Any]  # the optimizer's state of the parameter, with sharded tensors
+    known: dict[str, Any]  # this rank's parts of that state as plain tensors, for the step
+
+
+class LocalState(State):
+    """The optimizer's state, with plain tensors for the parts that stand in for sharded parameters."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        self._state = state
+        self._of: dict[int, _StandIn] = {}  # by the id of the parameter
+        # The sharded parameters of this step, also where this rank's part is empty.
+        self._stepped: list[Any] = []
+        # What both forms of the state held when they last agreed. While both still hold it, no tensor is
+        # compared: that would take longer than the rest of the host's work.
+        self._agreed: _Agreement | None = None
+
+    def is_of(self, state: State) -> bool:
+        """Whether this was made from ``state``; a loaded checkpoint comes in another dict."""
+        return self._state is state
+
+    def __missing__(self, p: Tensor) -> dict[str, Any]:
+        return self._state[p]
+
+    def get(self, p: Tensor, default: Any = None) -> Any:
+        """The state of ``p``, like ``dict.get``; a plain parameter has the optimizer's own state."""
+        return self[p] if p in self else self._state.get(p, default)
+
+    def stand_ins(self, params: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
+        """(part of p, part of its gradient) by the id of p, for all ``params`` that have a gradient.
+
+        Reading an attribute of a ``DTensor`` takes four times as long as of a plain tensor, so every
+        attribute is read once, and the step then works with the parts.
+        """
+        self._stepped = list(params)
+        self.refresh()
+        found, of = {}, self._of.get
+        for p in self._stepped:
+            grad = p.grad
+            if grad is not None:
+                it = of(id(p))
+                if it is None or it.part is not p._local_tensor:
+                    it = self._read(p)
+                found[id(p)] = it.part, getattr(grad, "_local_tensor", grad)
+        return found
+
+    def stand_in(self, p: Any) -> Tensor:
+        """This rank's part of ``p``, whose state here is as of the last :meth:`refresh`."""
+        it = self._of.get(id(p))
+        if it is None or it.part is not p._local_tensor:
+            it = self._read(p)
+        return it.part
+
+    def begin(self, params: list[Any]) -> None:
+        """Begin a step on the parts of ``params``; all ranks of their meshes must call together.
+
+        Other plans cut each matrix's carry along its last dimension. Here a rank has the whole carries
+        of its own matrices. So a carry that another plan or a checkpoint has left in such parts is made
+        whole, and each rank takes its share. This is done only if the state or ``params`` differ from
+        what the last step left.
+        """
+        if self._agrees() and _are_same(params, self._stepped):
+            return
+        self._agreed, self._stepped = None, params
+        for p in params:
+            of_parameter: dict[str, Any] = self._state.get(p, {})
+            for key, value in of_parameter.items():
+                ours = p.placements, placed_by_matrix(p)  # of what is shaped as p, and all else
+                if is_sharded(value) and value.placements not in ours:
+                    of_parameter[key] = whole(value)
+        self.refresh()
+
+    def _agrees(self) -> bool:
+        """Whether the optimizer's state is as the last step left it."""
+        return self._agreed is not None and self._agreed.real.is_there()
+
+    def refresh(self) -> None:
+        """Read what other code has put into the optimizer's state since the last step."""
+        if not self._agrees():
+            for it in list(self._of.values()):
+                if it.p in self._state:
+                    self._read(it.p)
+                else:
+                    self._forget(it)
+
+    def settle(self) -> None:
+        """Write the tensors that the step has made into the optimizer's state, as sharded tensors."""
+        if self._agreed is not None and self._agreed.known.is_there():
+            return
+        stepped = {id(p) for p in self._stepped}
+        for it in self._of.values():
+            if id(it.p) not in stepped:
+                continue  # another plan has updated it, in the optimizer's state itself
+            for key in [key for key in it.real if key not in it.known]:
+                del it.real[key]
+            for key, value in it.known.items():
+                known = it.real.get(key)
+                # In a whole tensor only this rank's rows are new, so it must become a sharded tensor.
+                in_parts = not it.batch or is_sharded(known)
+                if not in_parts or not _is_same(_part_of(known, it.p, it.batch), value):
+                    it.real[key] = _joined(value, it.p, key, it.batch)
+        its = self._of.values()
+        without_part = (self._state.get(p, {}) for p in self._stepped if id(p) not in self._of)
+        real = _Content([self._state, *(it.real for it in its), *without_part])
+        self._agreed = _Agreement(real, _Content([it.known for it in its]))
+
+    def _forget(self, it: _StandIn) -> None:
+        del self[it.part], self._of[id(it.p)]
+
+    def _read(self, p: Any) -> _StandIn:
+        """The stand-in for ``p``, updated from the optimizer's state; a new one if ``p`` has moved."""
+        it, part, real = self._of.get(id(p)), local(p), self._state[p]
+        if it is None or it.p is not p or it.part is not part or it.real is not real:
+            if it is not None:
+                self._forget(it)
+            it = self._of[id(p)] = _StandIn(p, part, is_cut(p), real, {})
+            self[part] = it.known
+        for key in [key for key in it.known if key not in real]:
+            del it.known[key]
+        for key, value in real.items():
+            mine = _part_of(value, p, it.batch)
+            if key not in it.known or not _is_same(it.known[key], mine):
+                it.known[key] = mine
+        self._agreed = None  # until the step settles
+        return it
+
+
+@dataclass
+class _Agreement:
+    """What both forms of the state, sharded and plain, held when they last agreed."""
+
+    real: _Content
+    known: _Content
+
+
+class _Content:
+    """The values of some dicts at one time."""
+
+    def __init__(self, dicts: Sequence[dict[Any, Any]]) -> None:
+        self._dicts, self._values = dicts, _values(dicts)
+
+    def is_there(self) -> bool:
+        """Whether the dicts still have the same values."""
+        return _are_same(_values(self._dicts), self._values)
+
+
+def _are_same(some: list[Any], others: list[Any]) -> bool:
+    """Whether two lists have the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def _values(dicts: Sequence[dict[Any, Any]]) -> list[Any]:
+    return list(chain.from_iterable(map(dict.values, dicts)))
+
+
+def is_cut(p: Tensor) -> bool:
+    """Whether a sharded parameter is cut between its matrices, and not copied."""
+    layout = Layout.of(p)
+    return layout is not None and layout.cut != ()
+
+
+def _part_of(value: Any, p: Any, batch: bool) -> Any:
+    """This rank's part of an entry in the state of ``p``; ``batch`` is :func:`is_cut` of ``p``."""
+    if not isinstance(value, Tensor):
+        return value
+    if is_sharded(value):
+        return local(value)
+    if batch and value.dim() > 0:  # a whole tensor, as begin() makes it; a matrix in each row
+        layout = Layout.of(p)
+        assert layout is not None
+        each = len(value) // p.shape[0]
+        start, stop = layout.boxes[layout.me][0]
+        return value[each * start : each * stop]
+    return value
+
+
+def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
+    if not isinstance(value, Tensor) or value.dim() == 0:
+        return value
+    if value.shape == local(p).shape and key in ("momentum_buffer", "rounding_error"):
+        return wrapped(value, p, p.placements, p.shape)
+    if key == "momentum_scale" and p.shape[-1] % BLOCK == 0:
+        return scale_as_sharded(value, p)
+    if not batch:
+        return value
+    layout = Layout.of(p)
+    assert layout is not None
+    start, stop = layout.boxes[layout.me][0]
+    total = value.shape[0] // max(1, stop - start) * p.shape[0]
+    return wrapped(value, p, placed_by_matrix(p), (total, *value.shape[1:]))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether ``a`` and ``b`` are one object, or tensors of the same memory, shape and precision."""
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return a is b
+    return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype
+
+
+def localized(work: Work, state: LocalState, kept: list[int]) -> Work:
+    """The parameters ``kept`` of ``work``, with the part of a sharded parameter in its place."""
+    params, grads, views = [], [], []
+    for i in kept:
+        p = work.params[i]
+        if is_sharded(p):
+            if stored_dtype(work.group, p) == torch.int8 and is_cut(p):
+                check_blocks(p, work.names[i])
+            p = state.stand_in(p)
+        params.append(p)
+        grads.append(local(work.grads[i]))
+        if work.views:
+            views.append(view_of(work.group, p, work.names[i]))
+    finite = None if work.finite is None else [work.finite[i] for i in kept]
+    return Work(work.group, [work.names[i] for i in kept], params, grads, finite, views)

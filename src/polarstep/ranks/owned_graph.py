@@ -1,0 +1,126 @@
+"""What an owner computes between its two exchanges, on a GPU as one CUDA graph that is replayed.
+
+    received: parts of M and of carries  →  M  →  the polar map  →  parts of T and of carries, to send
+
+Launched kernel by kernel, this takes milliseconds of Python for each bucket of matrices. So it is
+captured after the first steps and replayed from then on, by the rules of
+:class:`polarstep.cuda_graphs.Replays`. The numbers are the same, bit for bit. Collectives stay outside
+the graphs, so the communication of one bucket runs beside the replay of another.
+
+A graph reads and writes tensors that keep their places: what was received, random numbers, flags, and
+what is sent. The first three are copied to their places at each step, one more pass over the bytes of M.
+Momentum, learning rates and the update of X are not in the graph, and carries arrive with the received
+parts, from the optimizer's state. So a loaded checkpoint or a new learning rate needs no new graph. If
+the matrices, maps, precisions or options of a bucket change, it gets a new
+:class:`~polarstep.ranks.owner.Trip`, whose graphs are captured anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from polarstep.cuda_graphs import Replays
+from polarstep.engines.fused import runs_by_kernels
+from polarstep.engines.replay import LARGEST_BUCKET
+from polarstep.groups import Group
+from polarstep.maps import Draw
+
+if TYPE_CHECKING:
+    from polarstep.ranks.owner import Trip
+
+__all__ = ["OwnedGraphs", "can_replay"]
+
+# (what was received, the draw of the step, a tensor to write to or None) ↦ what is sent.
+Compute = Callable[[Tensor, Draw, Tensor | None], Tensor]
+
+
+def can_replay(group: Group, device: torch.device) -> bool:
+    """Whether the polar map of a group's matrices on ``device`` may be replayed as a CUDA graph."""
+    return device.type == "cuda" and runs_by_kernels(group, device)
+
+
+class OwnedGraphs:
+    """The graphs of all buckets of an optimizer in which this rank owns matrices."""
+
+    def __init__(self) -> None:
+        # Graphs are dropped with their trip. Only buckets that are captured have an entry.
+        self._buckets: WeakKeyDictionary[Trip, _Bucket] = WeakKeyDictionary()
+
+    def run(self, trip: Trip, compute: Compute, received: Tensor, draw: Draw) -> Tensor:
+        """What ``compute(received, draw, None)`` returns, from a replay where there is a graph for it.
+
+        The result stays valid until the next call for the same trip.
+        """
+        if not _repeats(trip):
+            return compute(received, draw, None)
+        bucket = self._buckets.setdefault(trip, _Bucket(received.device))
+        return bucket.run(compute, received, draw, beside=self._graph_on(received.device))
+
+    def _graph_on(self, device: torch.device) -> torch.cuda.CUDAGraph | None:
+        """A graph of any bucket on ``device``. Buckets run one after the other and can share memory."""
+        graphs = (
+            graph
+            for bucket in self._buckets.values()
+            if bucket.device == device
+            for found in bucket.replays.graphs.values()
+            for graph in found
+        )
+        return next(graphs, None)
+
+
+def _repeats(trip: Trip) -> bool:
+    """Whether later steps of a bucket make the same launches, and a graph of them is worth its memory.
+
+    The first step of a map with state differs from later steps: no carry has been received. A graph
+    holds the memory of its tensors between steps. It is not worth it for a bucket of more than
+    :data:`LARGEST_BUCKET` bytes, which computes for longer than its launches take.
+    """
+    its = trip.bucket.signature
+    nbytes = 2 * len(trip.owned) * its.m * its.n
+    return (
+        (its.resumed or not its.polar.carries)
+        and nbytes <= LARGEST_BUCKET
+        and all(can_replay(member.group, its.device) for member in trip.bucket.members)
+    )
+
+
+class _Bucket:
+    """The tensors that the graphs of one bucket read and write, and the graphs."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.replays = Replays()
+        self._inputs: dict[str, Tensor] = {}
+        self._sent: Tensor | None = None
+
+    def run(
+        self, compute: Compute, received: Tensor, draw: Draw, beside: torch.cuda.CUDAGraph | None
+    ) -> Tensor:
+        """``compute`` on tensors that keep their places, launched or replayed."""
+        there = self._placed("received", received)
+        numbers = None if draw.numbers is None else self._placed("numbers", draw.numbers)
+        finite = None if draw.finite is None else self._placed("finite", draw.finite)
+        places = [finite is None, *(tensor.data_ptr() for tensor in self._inputs.values())]
+        kind = (numbers is not None,)
+
+        def launch(device: torch.device) -> None:
+            self._sent = compute(there, Draw(numbers, finite), self._sent)
+
+        self.replays.count(kind, places)
+        self.replays.run(kind, launch, [self.device], beside=beside)
+        assert self._sent is not None
+        return self._sent
+
+    def _placed(self, name: str, given: Tensor) -> Tensor:
+        """A copy of ``given`` at the place that the graphs know by ``name``."""
+        known = self._inputs.get(name)
+        if known is None or (known.shape, known.dtype) != (given.shape, given.dtype):
+            self._inputs[name] = given.clone()
+        else:
+            known.copy_(given)
+        return self._inputs[name]

@@ -1,0 +1,444 @@
+"""The role of a parameter in its model, and how it is read as matrices.
+
+:data:`RULES` is a list of small functions, called in order; the first that returns a finding
+decides. They look at the type of the layer, at weight tying and at the layer's place. The name
+counts only for a bare ``nn.Parameter``, which has no type.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+
+from polarstep.matrix import Layout, MatrixView
+from polarstep.routing.adapters import find_adapter, is_magnitude, is_other_part
+from polarstep.routing.anatomy import Anatomy, Site, Use
+from polarstep.routing.fused_weights import WHOLE, Cut, find_cut, has_heads_inside
+from polarstep.routing.node import EMBEDDINGS, NORMS, RECURRENT
+from polarstep.routing.orientation import stored_transposed, weight_beside
+
+__all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]
+
+Role = Literal["hidden", "adapter", "embedding", "head", "router", "vector"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A role and the evidence for it, in a few words."""
+
+    role: Role
+    why: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a parameter is read as matrices, and a description of them."""
+
+    layout: Layout = "auto"
+    cut: Cut = WHOLE
+    what: str = "matrix"
+    how: str = ""
+    """How the matrices lie in the parameter, which follows ``what`` in the description."""
+
+    @property
+    def description(self) -> str:
+        """The matrices in a few words, for the routing table."""
+        return self.what + self.how
+
+    def view(self, p: Tensor, name: str = "the parameter") -> MatrixView:
+        """The matrices of ``p``."""
+        return MatrixView.of(
+            p.shape,
+            layout=self.layout,
+            split_sizes=self.cut.outputs,
+            split_columns=self.cut.columns,
+            split_repeats=self.cut.repeats,
+            name=name,
+        )
+
+
+Rule = Callable[[Site, Anatomy], Finding | None]
+
+
+def find_role(site: Site, anatomy: Anatomy) -> Finding:
+    """The finding of the first of :data:`RULES` that applies."""
+    return next(found for rule in RULES if (found := rule(site, anatomy)) is not None)
+
+
+def form_of(site: Site) -> Form:
+    """How the layer that owns the parameter uses it.
+
+    The layout is ``"auto"`` wherever that is right, so that parameters of different layers can
+    share a group.
+    """
+    p, use = site.parameter, site.uses[0]
+    if p.ndim < 2:
+        return Form()
+    module, rows = use.owner.module, p.shape[0]
+    if isinstance(module, _ConvNd) and p.ndim > 2:
+        kind, how = _kind(module), ""
+        layout: Layout = "conv" if p.ndim == 3 else "auto"
+        if isinstance(module, _ConvTransposeNd):
+            # Stored as in × out·k, the transpose of the map; its polar factor is transposed alike.
+            how = ", inputs as rows"
+        if module.groups > 1 and rows % module.groups == 0:
+            cut = Cut((rows // module.groups,) * module.groups)
+            return Form(layout, cut, f"{module.groups} groups of a {kind}", how)
+        what, fused = f"filters of a {kind}", None
+        if not isinstance(module, _ConvTransposeNd):
+            fused = find_cut(use, rows, module.in_channels)
+        if fused is None:
+            return Form(layout, WHOLE, what, how)
+        cut, parts = fused
+        return Form(layout, cut, what, f": {parts}")
+    if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
+        return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
+    if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
+        gates = rows // module.hidden_size
+        if gates > 1:
+            return Form(
+                cut=Cut((module.hidden_size,) * gates), what=f"{gates} gates of {_kind(module)}"
+            )
+        return Form(what=_kind(module))
+    if isinstance(module, nn.Bilinear):
+        return Form(what=f"{rows} forms of a Bilinear")
+    if p.ndim == 3 and has_heads_inside(use, p):
+        heads = f", {p.shape[1]} heads side by side"
+        return Form("conv", WHOLE, f"bare parameter of {_kind(module)}", heads)
+    if p.ndim in (2, 3):
+        return _linear_form(site)
+    if _is_typed(module):
+        return Form(what=_kind(module))
+    if p.ndim in (4, 5):
+        what = f"bare {p.ndim}-d parameter of {_kind(module)}"
+        return Form("auto", WHOLE, what, ", read as filters")
+    return Form(what=f"{math.prod(p.shape[:-2])} matrices stacked in {_kind(module)}")
+
+
+def _linear_form(site: Site) -> Form:
+    """The form of one linear map or of a stack of them: which side has the outputs, which parts."""
+    p, use = site.parameter, site.uses[0]
+    module = use.owner.module
+    transposed = stored_transposed(module, use.label, p)
+    layout: Layout = "transposed" if transposed else "auto"
+    outputs, inputs = p.shape[:-3:-1] if transposed else p.shape[-2:]
+    if _is_typed(module):
+        what = _kind(module)
+    elif p.ndim == 2:
+        what = _kind(module) if transposed else f"bare parameter of {_kind(module)}"
+    else:
+        what = f"{len(p)} matrices stacked in {_kind(module)}"
+    if transposed:
+        what += f" ({transposed})"
+    found = find_cut(use, outputs, inputs)
+    if found is None:
+        return Form(layout, WHOLE, what)
+    cut, parts = found
+    return Form(layout, cut, what, f": {parts}")
+
+
+def adapter(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The factors of LoRA, and DoRA's magnitudes."""
+    use = site.uses[0]
+    if is_magnitude(use):
+        return Finding("vector", "DoRA's magnitudes")
+    found = find_adapter(use) if site.parameter.ndim > 1 else None
+    if found is None:
+        return None
+    if found.embeds:
+        return Finding("embedding", found.why)
+    layers = (found.of.module, getattr(found.of.module, "base_layer", None))
+    if found.letter == "B" and any(id(layer) in anatomy.heads for layer in layers):
+        return Finding("head", found.why)
+    return Finding("adapter", found.why)
+
+
+def embedding(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The weight of an Embedding or EmbeddingBag, also where a head is tied to it."""
+    for use in site.uses:
+        if isinstance(use.owner.module, EMBEDDINGS):
+            ties = [other.name for other in site.uses if other.name != site.name]
+            tied = f", tied to {' and '.join(ties)}" if ties else ""
+            return Finding("embedding", _kind(use.owner.module) + tied)
+    return None
+
+
+def one_dimensional(site: Site, anatomy: Anatomy) -> Finding | None:
+    """Biases, gains and scalars: fewer than two dimensions, or the parameter of a norm."""
+    use = site.uses[0]
+    if site.parameter.ndim < 2 or isinstance(use.owner.module, NORMS):
+        return Finding("vector", f"{use.label} of {_kind(use.owner.module)}")
+    return None
+
+
+def named(site: Site, anatomy: Anatomy) -> Finding | None:
+    """A bare parameter whose name, or whose class's name, says embedding or bias."""
+    use = site.uses[0]
+    if _is_typed(use.owner.module) or use.label not in use.owner.module._parameters:
+        return None
+    own, kind = _words(use.label), _words(_kind(use.owner.module))
+    if isinstance(use.owner.module, nn.ParameterList | nn.ParameterDict):
+        own += _words(use.owner.last_name)
+    for where, words, table in (("name", own, HINTS), ("class's name", kind, CLASS_HINTS)):
+        for role, hints in table.items():
+            if hint := next((word for word in words if word in hints), None):
+                return Finding(role, f"bare parameter, ‘{hint}’ in its {where}")
+    weight = weight_beside(use.owner.module, use.label, site.parameter)
+    if weight is not None:
+        return Finding("vector", f"bare parameter, the bias of {weight} by its name and shape")
+    if "query" in own and _is_table_of_queries(site):
+        return Finding("embedding", "bare parameter, ‘query’ in its name, and no key beside it")
+    if use.label == "D" and "A_log" in use.owner.module._parameters:
+        return Finding("vector", "D of a state-space layer, a factor for each channel")
+    return None
+
+
+def flattened(site: Site, anatomy: Anatomy) -> Finding | None:
+    """A bare parameter whose rows are whole filters, made flat, as in CondConv, which mixes the rows."""
+    p, module = site.parameter, site.uses[0].owner.module
+    inputs, outputs = (getattr(module, f"{side}_channels", None) for side in ("in", "out"))
+    if p.ndim != 2 or _is_typed(module):
+        return None
+    if not (isinstance(inputs, int) and isinstance(outputs, int)):
+        return None
+    kernel, groups = getattr(module, "kernel_size", 1), getattr(module, "groups", 1)
+    area = math.prod(kernel) if isinstance(kernel, tuple | list) else kernel
+    if p.shape[1] == inputs * outputs * area // groups:
+        return Finding("vector", f"bare parameter, each of {len(p)} rows is a filter made flat")
+    return None
+
+
+def other_adapter(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The parts of an adapter that is not LoRA: angles, logits, kernels, factors of other products.
+
+    Many of them are not matrices of a linear map, and what a step would do to the layer is not known.
+    """
+    use = site.uses[0]
+    if not is_other_part(use):
+        return None
+    names = use.name.split(".")
+    part = next((name for name in names if name in _parts_around(use)), use.label)
+    return Finding("vector", f"{part} of an adapter that is not LoRA")
+
+
+def _parts_around(use: Use) -> set[str]:
+    around = (use.owner, *use.owner.ancestors())
+    return {name for node in around for name in node.adapter_parts}
+
+
+def output_head(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The weight of an output layer: with a row per entry of an Embedding, or by its place."""
+    for use in site.uses:
+        how = anatomy.heads.get(id(use.owner.module))
+        if how is not None and not _is_scale(site):
+            return Finding("head", how)
+    return _bare_head(site, anatomy)
+
+
+def _bare_head(site: Site, anatomy: Anatomy) -> Finding | None:
+    """A bare matrix that is called unembed, or head with a side for the entries of an Embedding."""
+    use, p = site.uses[0], site.parameter
+    module = use.owner.module
+    if p.ndim != 2 or _is_typed(module) or use.label not in module._parameters:
+        return None
+    if any(node.is_block for node in (use.owner, *use.owner.ancestors())):
+        return None
+    words = [*_words(use.label), *_words(_own_kind(module)), *_words(use.owner.last_name)]
+    hint = next((word for word in words if word in UNEMBED_WORDS), None)
+    if hint is not None:
+        return Finding("head", f"bare parameter, ‘{hint}’ in its name")
+    read = {width for node in anatomy.root.walk() for width in node.inputs}
+    known = (anatomy.vocabularies.get(side) for side in p.shape if side not in read)
+    table = next((name for name in known if name is not None), None)
+    hint = next((word for word in words if word in HEAD_WORDS), None)
+    if table is None or hint is None:
+        return None
+    return Finding("head", f"bare parameter, ‘{hint}’ in its name, and a side as long as {table}")
+
+
+def router(site: Site, anatomy: Anatomy) -> Finding | None:
+    """The layer that chooses experts: a row for each expert, and a name that says router or gate.
+
+    The polar factor would give every expert's row the same size of step, however rarely the expert is
+    chosen.
+    """
+    use = site.uses[0]
+    if site.parameter.ndim != 2:
+        return None
+    around = [use.owner, *([use.owner.parent] if use.owner.parent is not None else [])]
+    words = [word for node in around for word in _words(node.last_name)]
+    words += [word for node in around for word in _words(_own_kind(node.module))]
+    words += _words(use.label) if use.label in use.owner.module._parameters else []
+    hints = [word for word in words if word in ROUTER_WORDS]
+    if not hints or _is_in_gated_mlp(use):
+        return None
+    rows, cols = site.parameter.shape
+    if rows in _experts_near(use):
+        return Finding("router", f"a row for each of {rows} experts, ‘{hints[0]}’ in its name")
+    said = next((hint for hint in hints if hint.startswith("rout")), None)
+    if said is not None and rows < cols:
+        return Finding("router", f"‘{said}’ in its name")
+    return None
+
+
+def depthwise(site: Site, anatomy: Anatomy) -> Finding | None:
+    """Depthwise filters: one small filter a channel, with no matrix that mixes channels."""
+    module = site.uses[0].owner.module
+    if isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels:
+        return Finding("vector", f"depthwise filters of a {_kind(module)}")
+    return None
+
+
+def vector(site: Site, anatomy: Anatomy) -> Finding | None:
+    """Anything whose matrices have a single row or column, such as (1, 1, d) or (d, 1)."""
+    form = form_of(site)
+    view = form.view(site.parameter)
+    if all(min(m, n) <= 1 for _, m, n in view.shapes):
+        return Finding("vector", f"{view} is a vector ({form.description})")
+    return None
+
+
+def broadcast(site: Site, anatomy: Anatomy) -> Finding | None:
+    """A bare parameter of three or more dimensions, the first of size 1: added to a batch."""
+    p, use = site.parameter, site.uses[0]
+    if p.ndim > 2 and p.shape[0] == 1 and not _is_typed(use.owner.module):
+        return Finding("vector", "bare parameter, leading dimension 1: added to a batch, no map")
+    return None
+
+
+def hidden(site: Site, anatomy: Anatomy) -> Finding | None:
+    """Every other parameter: one or more matrices between the two ends of the model."""
+    return Finding("hidden", form_of(site).description)
+
+
+RULES: tuple[Rule, ...] = (
+    adapter,
+    embedding,
+    one_dimensional,
+    named,
+    other_adapter,
+    router,
+    output_head,
+    depthwise,
+    flattened,
+    vector,
+    broadcast,
+    hidden,
+)
+
+# Words in the names of bare parameters. Names are weak evidence, and the reason given says so.
+TABLE_WORDS = ("embed", "embedding", "embeddings", "pos", "position", "positional", "ape")
+HINTS: dict[Role, frozenset[str]] = {
+    "embedding": frozenset(
+        (
+            *TABLE_WORDS,
+            *("emb", "wte", "wpe", "token", "tokens", "latents", "prompt"),
+            *("queries", "codebook", "codebooks"),
+        )
+    ),
+    "vector": frozenset(
+        (
+            *("bias", "biases", "scale", "scales", "gain", "gains", "gamma", "beta", "log", "norm"),
+            *("alpha", "alphas", "lambda", "lambdas"),
+        )
+    ),
+}
+CLASS_HINTS: dict[Role, frozenset[str]] = {
+    "embedding": frozenset(TABLE_WORDS),
+    "vector": frozenset(("norm",)),
+}
+
+UNEMBED_WORDS = frozenset(("unembed", "unembedding"))
+HEAD_WORDS = frozenset(("head", "logits", "classifier", "output", "out"))
+ROUTER_WORDS = frozenset(("router", "routing", "gate", "gating", "wg"))
+# Attributes in which a module or its configuration states the number of experts.
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
+
+
+def _is_table_of_queries(site: Site) -> bool:
+    """Whether a bare parameter called query holds one query in each row; it may be a map to queries.
+
+    Such a map has keys or values beside it. Queries are as wide as the inputs of a layer around them.
+    """
+    p, module = site.parameter, site.uses[0].owner.module
+    if p.ndim != 2 or p.shape[0] == p.shape[1]:
+        return False
+    beside = {word for name in (*module._parameters, *module._modules) for word in _words(name)}
+    if beside & {"key", "keys", "value", "values", "k", "v", "kv"}:
+        return False
+    return any(p.shape[1] in node.inputs for node in site.uses[0].owner.walk())
+
+
+def _is_in_gated_mlp(use: Use) -> bool:
+    """Whether a gate belongs to an MLP, which has layers called up or down beside the gate."""
+    beside = use.owner.parent.children if use.owner.parent is not None else []
+    return any({"up", "down"} & set(_words(node.last_name)) for node in beside)
+
+
+def _experts_near(use: Use) -> set[int]:
+    """The numbers of experts in the modules around a layer: as attributes say, and as they are held."""
+    found: set[int] = set()
+    above = [use.owner, *(node for node, _ in zip(use.owner.ancestors(), range(3), strict=False))]
+    # The configuration is the whole model's: its number counts where experts are in sight.
+    beside = (child.last_name for node in above for child in node.children)
+    has_experts = any("expert" in name.lower() for name in beside)
+    for node in above:
+        config = getattr(node.module, "config", None) if has_experts else None
+        for holder in (node.module, config):
+            said = (getattr(holder, name, None) for name in EXPERTS)
+            found.update(number for number in said if isinstance(number, int))
+    for node in above[:3]:
+        for child in node.children:
+            if isinstance(child.module, nn.ModuleList | nn.ModuleDict):
+                found.add(len(child.children))
+            stacked = (p for p in child.module._parameters.values() if p is not None)
+            found.update(len(p) for p in stacked if p.ndim == 3)
+    return found - {0, 1}
+
+
+def _words(name: str) -> list[str]:
+    """``"PosEmbed_2d"`` → pos, embed, d."""
+    return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
+
+
+def _is_typed(module: nn.Module) -> bool:
+    """Whether the type of the layer says how it uses its parameters."""
+    known = (
+        nn.Linear,
+        nn.Bilinear,
+        nn.MultiheadAttention,
+        _ConvNd,
+        *EMBEDDINGS,
+        *RECURRENT,
+        *NORMS,
+    )
+    return isinstance(module, known)
+
+
+def _is_scale(site: Site) -> bool:
+    """Whether this is the gain of a weight norm, (outputs, 1, …), rather than the weight itself."""
+    use, p = site.uses[0], site.parameter
+    is_plain = use.label in use.owner.module._parameters and use.label == "weight"
+    return not is_plain and p.numel() == p.shape[0]
+
+
+def _own_kind(module: nn.Module) -> str:
+    """The name of a layer's class, unless it is a class of torch's own."""
+    kind = type(module)
+    return "" if kind.__module__.startswith("torch.") else kind.__name__
+
+
+def _kind(module: nn.Module) -> str:
+    """The name of a layer's class, or of the torch layer that the class derives from."""
+    if _is_typed(module):
+        for cls in type(module).__mro__:
+            if cls.__module__.startswith("torch.nn.modules") and "Quantizable" not in cls.__name__:
+                return cls.__name__
+    return type(module).__name__

@@ -1,0 +1,205 @@
+"""Count bytes and FLOPs of real steps: main returns what this rank received and multiplied."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from tests.flops import Flops
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+import polarstep as ps
+from polarstep import muon, rng
+from polarstep.maps import Warm
+from polarstep.ranks import over_ranks, wire
+
+# The shapes of the goals at four ranks, and smaller ones to check the formulas.
+SHAPES = {
+    "square": (8, 512, 512),
+    "tall": (4, 2048, 512),
+    "wide": (4, 512, 2048),
+    "small tall": (4, 384, 128),
+    "small wide": (4, 128, 384),
+}
+GOALS = ("square", "tall", "wide")
+MAPS: dict[str, ps.PolarMap] = {
+    "full space": ps.NewtonSchulz(5, "polar-express"),
+    "h=0": ps.LowRank(64, 8, 0),
+    "h=½": ps.LowRank(16, 8, 0.5),
+    "h=1": ps.LowRank(16, 8, 1),
+    "warm": ps.LowRank(16, 8, 0, sketch=Warm()),
+}
+CARRYING: dict[str, ps.PolarMap] = {
+    "auto's": ps.Deflated(ps.LowRank(16, 8, sketch=Warm()), ps.NewtonSchulz(1, "flat")),
+}
+PLANS = ("owner", "replicated", "gather")
+
+
+@contextmanager
+def received() -> Iterator[dict[str, float]]:
+    """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
+    found = {"all-to-all": 0.0, "all-gather": 0.0, "maximum": 0.0, "status": 0.0}
+    swap, reduce, gather = dist.all_to_all_single, dist.all_reduce, dist.all_gather_into_tensor
+
+    def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
+        me = dist.get_rank(options["group"])
+        found["all-to-all"] += sum(count for i, count in enumerate(counts) if i != me)
+        return swap(out, sent, counts, sizes, **options)
+
+    def counted_reduce(values: Any, **options: Any) -> Any:
+        # What ranks agree on before a step is in float64, and no matrix here is.
+        kind = "status" if values.dtype == torch.float64 else "maximum"
+        ranks = dist.get_world_size(options["group"])
+        found[kind] += 2 * (ranks - 1) / ranks * values.numel() * values.element_size()
+        return reduce(values, **options)
+
+    def counted_gather(out: Any, sent: Any, **options: Any) -> Any:
+        found["all-gather"] += out.numel() - sent.numel()
+        return gather(out, sent, **options)
+
+    dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
+    dist.all_gather_into_tensor = counted_gather
+    try:
+        yield found
+    finally:
+        dist.all_to_all_single, dist.all_reduce = swap, reduce
+        dist.all_gather_into_tensor = gather
+
+
+# A mesh makes groups of processes, which takes longer than a step of a small case.
+mesh_of = functools.cache(init_device_mesh)
+
+
+def counted(
+    name: str,
+    polar: ps.PolarMap,
+    plan: str,
+    dtype: torch.dtype,
+    at: int = 1,
+    copies: int = 1,
+) -> Any:
+    """Bytes and FLOPs of step ``at`` of all matrices of a shape, of which there are ``copies``."""
+    count, m, n = SHAPES[name]
+    ranks = dist.get_world_size()
+    mesh = mesh_of("cpu", (copies, ranks // copies))
+    placed = [Replicate(), Replicate() if plan == "replicated" else Shard(0)]
+    params = []
+    for i in range(count):
+        G = torch.randn(m, n, generator=rng.generator(name, i)).to(dtype)
+        params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
+        params[-1].grad = params[-1].detach()
+    optimizer = ps.Muon(params, lr=0.1, polar=polar, plan=plan)
+    for _ in range(at):
+        optimizer.step()
+    with received() as found, Flops() as flops:
+        optimizer.step()
+    return found, flops.total, str(optimizer.routes)
+
+
+def order(plan: str) -> list[str]:
+    """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
+    mesh = mesh_of("cpu", (dist.get_world_size(),))
+    placed = [Replicate()] if plan == "replicated" else [Shard(0)]
+    params = []
+    for shape in ((16, 24), (20, 32)):
+        for i in range(dist.get_world_size()):  # each rank owns one matrix of each bucket
+            G = torch.randn(shape, generator=rng.generator("order", i, *shape))
+            params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
+            params[-1].grad = params[-1].detach()
+    polar = ps.LowRank(4, 2, 0, always_sketch=True)
+    optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
+    optimizer.step()  # the first step has one more exchange: whether all ranks have these parameters
+
+    def noted(word: str, call: Any) -> Any:
+        def calling(*arguments: Any, **options: Any) -> Any:
+            events.append(word)
+            return call(*arguments, **options)
+
+        return calling
+
+    places = [
+        (wire, "meet"),
+        (wire, "exchange"),
+        (wire, "share"),
+        (wire, "begin_largest_of_ranks"),
+        (wire.Arriving, "wait"),
+        (wire.Comparing, "wait"),
+    ]
+    places += [(ps.LowRank, "step")]
+    before = [getattr(*place) for place in places]
+    words = ["meet", "send", "send", "send", "wait", "wait", "compute"]
+    for place, call, word in zip(places, before, words, strict=True):
+        setattr(*place, noted(word, call))
+    try:
+        optimizer.step()
+    finally:
+        for place, call in zip(places, before, strict=True):
+            setattr(*place, call)
+    return events
+
+
+def cases(ranks: int) -> list[tuple[str, str, str]]:
+    """Plan, map and shape.
+
+    Every plan counts every map with one of the two numbers of ranks: those that copy matrices with two,
+    which is cheaper, and the others with four. Both numbers count each plan with a dense map, if the
+    plan has it, and with one that carries a basis.
+    """
+    copying = ("replicated", "gather")
+    return [
+        (plan, name, shape)
+        for plan in PLANS
+        for name in MAPS
+        for shape in ("small tall", "small wide")
+        if name != "h=0"
+        if ranks == 2 or plan not in copying or name in ("full space", "warm")
+        if ranks == 4 or plan in copying or name != "h=½"
+    ]
+
+
+def copied_cases() -> list[tuple[str, str, str]]:
+    """Plan, map and shape of the cases with two copies of every matrix, each in two parts."""
+    maps = ("full space", "h=1", "warm")
+    return [case for case in cases(4) if case[0] == "owner" and case[1] in maps]
+
+
+def carrying_cases() -> list[tuple[str, str, str]]:
+    """Plan, map and shape of the cases of deflated maps, whose carries travel with M and T."""
+    shapes = ("small tall", "small wide")
+    return [(p, name, s) for p in ("owner", "replicated") for name in CARRYING for s in shapes]
+
+
+def no_tiles() -> bool:
+    """The ledger counts products in float32."""
+    return False
+
+
+@mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
+def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
+    found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
+    with mock.patch.object(muon, "WINDOW", 1), mock.patch.object(over_ranks, "WINDOW", 1):
+        found["in a window"] = order("owner")
+    if ranks == 4:
+        for shape in GOALS:
+            for dtype in (torch.float32, torch.bfloat16):
+                found["h=0", shape, dtype] = counted(shape, MAPS["h=0"], "auto", dtype, 0)
+            found["full space", shape, torch.bfloat16] = counted(
+                shape, MAPS["full space"], "auto", torch.bfloat16, 0
+            )
+    for plan, name, shape in cases(ranks):
+        found[plan, name, shape] = counted(shape, MAPS[name], plan, torch.float32)
+    for plan, name, shape in copied_cases() if ranks == 4 else ():
+        found["copied", plan, name, shape] = counted(
+            shape, MAPS[name], plan, torch.float32, copies=2
+        )
+    for plan, name, shape in carrying_cases():
+        found[plan, name, shape] = counted(shape, CARRYING[name], plan, torch.float32)
+    return found

@@ -1,0 +1,169 @@
+"""Bytes and FLOPs of real steps are those of the ledger's formulas, and reach the goals."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.ranks import counts
+from tests.ranks.launch import launched, needs_gloo
+
+from polarstep import LowRank, Warm
+from polarstep.ranks import ledger
+
+RANKS = (2, 4)
+MIB = 2**20
+# Megabytes that a rank may receive at four ranks, rows cut.
+GOALS = {
+    ("h=0", "square", torch.float32): 2.6,
+    ("h=0", "tall", torch.float32): 3.9,
+    ("h=0", "square", torch.bfloat16): 1.3,
+    ("h=0", "tall", torch.bfloat16): 1.95,
+    ("h=0", "wide", torch.bfloat16): 3.0,
+    ("full space", "square", torch.bfloat16): 1.5,
+    ("full space", "tall", torch.bfloat16): 3.0,
+    ("full space", "wide", torch.bfloat16): 3.0,
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What every rank counted, by the number of ranks."""
+    folder = tmp_path_factory.mktemp("counts")
+    return {ranks: launched(counts.__name__, ranks, folder / str(ranks)) for ranks in RANKS}
+
+
+def sent(received) -> float:
+    """Bytes of all that a rank received, without what ranks agree on."""
+    return received["all-to-all"] + received["all-gather"] + received["maximum"]
+
+
+def mean(values) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+@needs_gloo
+@pytest.mark.parametrize(
+    ("ranks", "plan", "name", "shape"),
+    [(ranks, *case) for ranks in RANKS for case in counts.cases(ranks)],
+)
+def test_a_step_costs_what_the_ledger_says(ranks, plan, name, shape, found) -> None:
+    results = [there[plan, name, shape] for there in found[ranks]]
+    agrees_with_the_ledger(results, plan, name, shape)
+
+
+@needs_gloo
+@pytest.mark.parametrize(("plan", "name", "shape"), counts.copied_cases())
+def test_a_step_of_two_copies_costs_what_the_ledger_says(plan, name, shape, found) -> None:
+    """A mesh of 2×2: two copies of every matrix, each in two parts (HSDP)."""
+    results = [there["copied", plan, name, shape] for there in found[4]]
+    agrees_with_the_ledger(results, plan, name, shape, copies=2)
+
+
+@needs_gloo
+@pytest.mark.parametrize(("plan", "name", "shape"), counts.carrying_cases())
+def test_what_a_deflated_map_carries_is_counted(plan, name, shape, found) -> None:
+    """A warm head's start and the vectors for the norm of the rest go to the owner and back."""
+    count, m, n = counts.SHAPES[shape]
+    for ranks in RANKS:
+        results = [there[plan, name, shape] for there in found[ranks]]
+        where = (plan, ledger.SharedMatrices(m, n, count, ranks), counts.CARRYING[name])
+        expected = ledger.bytes_received(*where, itemsize=4)
+        assert mean(sent(r[0]) for r in results) == expected
+
+
+def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
+    """The mean over ranks is what the ledger says; the routing table has the same bytes."""
+    count, m, n = counts.SHAPES[shape]
+    polar = counts.MAPS[name]
+    where = (plan, ledger.SharedMatrices(m, n, count, len(results), copies=copies), polar)
+    expected = ledger.bytes_received(*where, itemsize=4)
+    assert mean(sent(r[0]) for r in results) == expected
+    assert all(0 < r[0]["status"] < 400 for r in results)
+    flops = mean(r[1] for r in results)
+    expected_flops = ledger.flops_per_rank(*where)
+    assert flops == pytest.approx(expected_flops, rel=0.02)
+    shared = ledger.SharedMatrices(m, n, 1, len(results), copies=copies)
+    one = ledger.bytes_received(plan, shared, polar, itemsize=4)
+    told = f"{plan} on {len(results)} ranks, {one / MIB:.3g} MiB: as asked"
+    assert all(told in " ".join(r[2].split()) for r in results)
+
+
+@needs_gloo
+@pytest.mark.parametrize(("name", "shape", "dtype"), GOALS)
+def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
+    count, m, n = counts.SHAPES[shape]
+    one = ledger.whole_flops(m, n, count, counts.MAPS[name], step=0)
+    for received, flops, _ in (there[name, shape, dtype] for there in found[4]):
+        assert sent(received) <= GOALS[name, shape, dtype] * MIB
+        assert flops <= 1.15 * one / 4
+
+
+@pytest.mark.parametrize(("name", "shape"), [case[:2] for case in GOALS if case[2].itemsize == 2])
+def test_the_goals_on_gpus(name, shape) -> None:
+    """Parameters in float32 on a GPU: M and T travel in bfloat16."""
+    count, m, n = counts.SHAPES[shape]
+    polar = counts.MAPS[name]
+    shared = ledger.SharedMatrices(m, n, count, ranks=4)
+    assert ledger.bytes_received("owner", shared, polar) <= GOALS[name, shape, torch.bfloat16] * MIB
+
+
+@needs_gloo
+@pytest.mark.parametrize("plan", counts.PLANS)
+def test_one_bucket_is_sent_while_another_is_computed(plan, found) -> None:
+    """Both buckets are under way before the first is waited for, and when it is computed."""
+    for there in found[2]:
+        status, *events = there["order", plan]
+        assert status == "meet"
+        begun = events[: events.index("wait")].count("send")
+        assert begun == (
+            4 if plan == "gather" else 2
+        )  # gather sends each of four matrices by itself
+        under_way = [
+            events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
+        ]
+        assert events.count("send") == events.count("wait")
+        computes = [i for i, event in enumerate(events) if event == "compute"]
+        # M of copies is there already, so that nothing is sent before the first bucket computes.
+        assert under_way[computes[plan == "replicated"]] >= 1
+
+
+@needs_gloo
+def test_buckets_wait_until_others_have_left_the_window(found) -> None:
+    """Where no two of them fit, each matrix is sent, computed and sent back before the next."""
+    for there in found[2]:
+        status, *events = there["in a window"]
+        assert status == "meet"
+        under_way = [
+            events[:i].count("send") - events[:i].count("wait") for i in range(len(events))
+        ]
+        assert max(under_way) == 1
+        assert events.count("send") == 2 * 4
+        assert events.count("compute") == 2
+
+
+def test_one_rank_receives_nothing() -> None:
+    for plan in ledger.PLANS:
+        shared = ledger.SharedMatrices(64, 96, count=4, ranks=1)
+        assert ledger.bytes_received(plan, shared, LowRank(8, 4)) == 0
+
+
+def test_copies_have_equally_many_ranks() -> None:
+    with pytest.raises(ValueError, match="copies=3 with ranks=8: expected a divisor of the ranks"):
+        ledger.SharedMatrices(64, 96, count=4, ranks=8, copies=3)
+
+
+@pytest.mark.parametrize("plan", ledger.PLANS)
+def test_rows_of_a_matrix_are_columns_of_its_transpose(plan) -> None:
+    rows = ledger.SharedMatrices(96, 64, 8, 8, "rows", 2)
+    columns = ledger.SharedMatrices(64, 96, 8, 8, "columns", 2)
+    for step in (0, 1):
+        for polar in (LowRank(8, 4), LowRank(8, 4, power=0, sketch=Warm())):
+            of_rows, of_columns = (
+                (
+                    ledger.bytes_received(plan, each, polar),
+                    ledger.flops_per_rank(plan, each, polar, step=step),
+                )
+                for each in (rows, columns)
+            )
+            assert of_rows == of_columns
