@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.base import Containing, wide
 from polarstep.maps.coefficients import Polynomial
 from polarstep.maps.deflated import MARGIN_OF_SCALE, rest_size, tolerant_scale
@@ -52,7 +52,7 @@ class Apart(Containing):
         inside = self.deflated.on(m, n, device)
         return self if inside is self.deflated else inside
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """T = QZ + p(R/δ), multiplied out in the precision and the memory layout of M."""
         polar, left = self.deflated.head.step(wide(M), carry, draw)
         factors, steps = polar.factors, self.deflated.rest

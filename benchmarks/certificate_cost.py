@@ -27,7 +27,7 @@ from rich.table import Table
 import polarstep as ps
 from polarstep import rng
 from polarstep.certificate import certify, cheap_certificate
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 MAPS: dict[str, ps.PolarMap] = {
@@ -87,7 +87,7 @@ def second_step(polar: ps.PolarMap, M: torch.Tensor) -> Callable[..., Polar]:
     numbers = None
     if polar.numbers_at(0, resumed=False) is not None:
         numbers = polar.numbers_for(M, fresh(str(M.device)))
-    _, carry = polar.step_on_many(M, Carry(), Draw(numbers))
+    _, carry = polar.step_on_many(M, MapState(), Draw(numbers))
     # Kernels may write what a step leaves over the carry it was given: the next one is a third step.
     return lambda shown: polar.step_on_many(M, carry, Draw(numbers, shown=shown))[0]
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.base import Containing, wide
 from polarstep.maps.deflated import FACTOR, _precision, rest_size
 from polarstep.maps.result import Factors
@@ -63,12 +63,12 @@ class Between(Containing):
         inside = self.deflated.on(m, n, device)
         return self if inside is self.deflated else inside
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """The head and the rest, not multiplied out."""
         A = wide(M)
         polar, left = self.deflated.head.step(A, carry, draw)
         reach = _number(carry, "reach", 1.0, A)
-        left = Carry(left | {"reach": reach.to(M.dtype)})
+        left = MapState(left | {"reach": reach.to(M.dtype)})
         assert polar.factors is not None
         if self.form == "head":
             return Polar(M, factors=polar.factors), left
@@ -99,7 +99,7 @@ class EverySecond(Between):
         """What the cheap step carries, and the number of steps since the last lifted one."""
         return (*super().carries, "turn")
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """Both forms of T; matrices take the lifted one where their turn is zero."""
         A, ops = wide(M), ops_of(M.device)
         polar, left = self.deflated.head.step(A, carry, draw)
@@ -119,7 +119,7 @@ class EverySecond(Between):
             low = flat.multiplied_out()
             reach = torch.where(lifts[..., 0], _reach(A, factors, inverse), reach)
         T = torch.where(lifts, high, low.to(high.dtype))
-        left = Carry(
+        left = MapState(
             left | {"reach": reach.to(M.dtype), "turn": ((turn + 1) % self.every).to(M.dtype)}
         )
         return Polar(M, T if M.shape[-2] <= M.shape[-1] else T.mT), left
@@ -150,7 +150,7 @@ def _reach(A: Tensor, head: Factors, inverse: Tensor) -> Tensor:
     return torch.where(s > 0, 1 / torch.where(s > 0, s, 1), 1)[..., 0].float()
 
 
-def _number(carry: Carry, name: str, first: float, A: Tensor) -> Tensor:
+def _number(carry: MapState, name: str, first: float, A: Tensor) -> Tensor:
     """A number for each matrix (batch, 1) in float32, from the carry or at the first step."""
     if name in carry:
         return carry[name].float()

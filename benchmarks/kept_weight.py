@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Carry, Draw, Polar, PolarMap
+from polarstep.maps import Draw, MapState, Polar, PolarMap
 from polarstep.maps.base import wide
 
 __all__ = ["Form", "KeptWeight", "weight_of"]
@@ -48,12 +48,12 @@ class KeptWeight(PolarMap):
         """W, and the number of steps since it was made."""
         return ("weight", "turn")
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether the carry has a W for these matrices."""
         rows = min(m, n)
         return {"weight", "turn"} <= carry.keys() and carry["weight"].shape[-2:] == (rows, rows)
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """T with the W of this step or of an earlier one, by the turn of each matrix."""
         X = wide(M).float()
         norm = torch.linalg.matrix_norm(X, keepdim=True)
@@ -71,7 +71,7 @@ class KeptWeight(PolarMap):
             moves = draw.finite.reshape(-1, *[1] * 2) != 0
             kept["weight"] = torch.where(moves, kept["weight"], carry["weight"].to(M.dtype))
             kept["turn"] = torch.where(moves[..., 0], kept["turn"], carry["turn"].to(M.dtype))
-        return Polar(M, T if M.shape[-2] <= M.shape[-1] else T.mT), Carry(kept)
+        return Polar(M, T if M.shape[-2] <= M.shape[-1] else T.mT), MapState(kept)
 
     def flops(self, m: int, n: int) -> int:
         """The mean over ``every`` steps."""

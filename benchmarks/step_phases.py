@@ -40,14 +40,14 @@ def _phases_of(
 
     The sketch is formed with Z or, where the device keeps the warm state factored, without.
     """
-    from polarstep.maps import Carry, Draw
+    from polarstep.maps import Draw, MapState
     from polarstep.maps.subspace import orthonormalize, whitened_polynomials
     from polarstep.ops import ops_of
 
     (_, m, n), finder, width = M.shape, polar.finder, polar.width
     ops, A = ops_of(M.device), M if m <= n else M.mT
     draw = Draw(polar.draw(m, n, rng.generator("phases", device=M.device)))
-    _, carry = polar.step(M, Carry(), draw)
+    _, carry = polar.step(M, MapState(), draw)
     padded = finder.padded(width, A.dtype, A.device)
 
     def sketch() -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import polarstep as ps
-from polarstep.maps import Carry, Draw, Finder, Polar
+from polarstep.maps import Draw, Finder, MapState, Polar
 from polarstep.maps.subspace import Basis, orthonormalize
 
 # Two parameters share a shape, so that they are one batch. Rows are multiples of 16 bytes.
@@ -36,15 +36,15 @@ class Leading(ps.PolarMap):
     def carries(self) -> tuple[str, ...]:
         return ("v",)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         return "v" in carry and carry["v"].shape[1:] == (n, 1)
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         n = M.shape[-1]
         v = carry["v"].to(M.dtype) if carry else M.new_full((len(M), n, 1), n**-0.5)
         u = normalize(M @ v, dim=-2)
         new = normalize(M.mT @ u, dim=-2)
-        return Polar(M, u @ new.mT), Carry(v=torch.where(new.any(-2, keepdim=True), new, v))
+        return Polar(M, u @ new.mT), MapState(v=torch.where(new.any(-2, keepdim=True), new, v))
 
     def flops(self, m: int, n: int) -> int:
         return 6 * m * n
@@ -69,13 +69,13 @@ class Steady(ps.PolarMap):
     def carries(self) -> tuple[str, ...]:
         return ("average",)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         return "average" in carry
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         norm = torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True)
         if not carry:
-            carry = Carry(average=norm.clone())
+            carry = MapState(average=norm.clone())
         average = carry["average"]
         mixed = torch.lerp(norm, average.to(norm.dtype), self.decay).to(average.dtype)
         if draw.finite is not None:
@@ -133,16 +133,16 @@ class Remembering(Jittered):
     def carries(self) -> tuple[str, ...]:
         return ("last",)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         return "last" in carry
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         assert draw.numbers is not None
         numbers = draw.numbers
         if carry:  # of a batch of matrices the numbers are one matrix
             numbers = (numbers + carry["last"][0].to(numbers.dtype)) / math.sqrt(2)
-        polar, _ = super().step(M, Carry(), Draw(numbers))
-        return polar, Carry(last=draw.numbers.expand(len(M), -1, -1))
+        polar, _ = super().step(M, MapState(), Draw(numbers))
+        return polar, MapState(last=draw.numbers.expand(len(M), -1, -1))
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Signs(ps.Sketch):
 class Largest(Finder):
     """The span of the ℓ columns of M that have the largest norms: no random numbers, no state."""
 
-    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+    def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         at = torch.linalg.vector_norm(A, dim=-2, keepdim=True).topk(width).indices
         Y = A.gather(-1, at.expand(-1, A.shape[-2], -1))
         return Basis(orthonormalize(Y, self.orth))
@@ -213,13 +213,13 @@ class Followed(Finder):
     def carries(self) -> tuple[str, ...]:
         return ("followed",)
 
-    def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int, width: int) -> bool:
         return "followed" in carry and carry["followed"].shape[1:] == (m, width)
 
     def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
         return None if resumed else (step,)
 
-    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+    def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         last = draw.numbers if draw.numbers is not None else carry["followed"]
         return Basis(orthonormalize(A @ (A.mT @ last.to(A.dtype)), self.orth))
 
@@ -229,10 +229,10 @@ class Followed(Finder):
         B: Tensor,
         basis: Basis,
         width: int,
-        carry: Carry,
+        carry: MapState,
         draw: Draw,
-    ) -> tuple[Any, Carry]:
-        return inner.lift(B), Carry(followed=basis.Q)
+    ) -> tuple[Any, MapState]:
+        return inner.lift(B), MapState(followed=basis.Q)
 
     def draw(
         self,

@@ -17,7 +17,7 @@ from polarstep import kernels, rng
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.float64 import fitting
 from polarstep.groups import Group, is_by_norm, is_transposed
-from polarstep.maps import Carry, Draw, Polar, PolarMap
+from polarstep.maps import Draw, MapState, Polar, PolarMap
 from polarstep.maps.result import Captured, Factors
 from polarstep.matrix import MatrixView
 from polarstep.ranks.layout import whole
@@ -142,7 +142,7 @@ class Bucket:
         """T, the transform included."""
         return self.signature.polar
 
-    def carry(self) -> Carry:
+    def carry(self) -> MapState:
         """What the last step left for this one."""
         raise NotImplementedError
 
@@ -150,7 +150,7 @@ class Bucket:
         """The random numbers of this step, and which matrices it skips."""
         raise NotImplementedError
 
-    def keep(self, left: Carry) -> None:
+    def keep(self, left: MapState) -> None:
         """Keep what this step leaves for the next one."""
         raise NotImplementedError
 
@@ -202,11 +202,11 @@ class TensorBucket(Bucket):
             sum(self.counts) * self.signature.m * self.signature.n * self.signature.dtype.itemsize
         )
 
-    def carry(self) -> Carry:
+    def carry(self) -> MapState:
         """A copy of what the state holds, which this step may write to."""
         its = self.signature
         if its.resumed:
-            return Carry.joined(all_recalled(its, self.members, self.state))
+            return MapState.joined(all_recalled(its, self.members, self.state))
         return self.map.init(sum(self.counts), its.m, its.n, its.device, its.dtype)
 
     def gather_carry(self) -> None:
@@ -237,7 +237,7 @@ class TensorBucket(Bucket):
         ]
         return torch.stack(flags).to(torch.float32)
 
-    def keep(self, left: Carry) -> None:
+    def keep(self, left: MapState) -> None:
         """Put the carry for the next step into the optimizer's state."""
         for member, part in zip(self.members, left.split(self.counts), strict=True):
             work, p = member.work, member.param
@@ -304,7 +304,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
         yield signature, Member(work, index, block)
 
 
-def all_recalled(signature: Signature, members: Iterable[Member], state: State) -> list[Carry]:
+def all_recalled(signature: Signature, members: Iterable[Member], state: State) -> list[MapState]:
     """The last step's carry of each member of a bucket that continues from it."""
     its = signature
     found = (

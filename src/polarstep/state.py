@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from polarstep.groups import Group
-from polarstep.maps import Carry, PolarMap
+from polarstep.maps import MapState, PolarMap
 from polarstep.ranks.layout import Layout, is_sharded, local, wrapped
 
 __all__ = [
@@ -219,7 +219,7 @@ def carried_dtype(polar: PolarMap, name: str, dtype: torch.dtype) -> torch.dtype
 
 def recalled(
     of_parameter: dict[str, Any], block: int, polar: PolarMap, count: int, m: int, n: int
-) -> Carry | None:
+) -> MapState | None:
     """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it.
 
     Tensors of ``polar.wide_carries`` that other code has put there in 16 bits are cast to float32, as
@@ -228,7 +228,7 @@ def recalled(
     if not polar.carries:
         return None
     found = {name: of_parameter.get(entry(name, block)) for name in polar.carries}
-    carry = Carry({name: tensor for name, tensor in found.items() if tensor is not None})
+    carry = MapState({name: tensor for name, tensor in found.items() if tensor is not None})
     for name in polar.wide_carries:
         if name in carry:
             carry[name] = carry[name].to(carried_dtype(polar, name, carry[name].dtype))
@@ -240,7 +240,7 @@ def remember(
     of_parameter: dict[str, Any],
     block: int,
     polar: PolarMap,
-    carry: Carry,
+    carry: MapState,
     dtype: torch.dtype,
     finite: Tensor | None,
 ) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep.checked_values import check_fraction
-from polarstep.maps import Carry, Draw, Polar, PolarMap
+from polarstep.maps import Draw, MapState, Polar, PolarMap
 from polarstep.maps.base import Containing
 from polarstep.maps.result import Captured, pair_of
 from polarstep.ops import ops_of
@@ -37,17 +37,17 @@ class Transform(ABC):
         return ()
 
     @abstractmethod
-    def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def step(self, T: Tensor, M: Tensor, carry: MapState) -> tuple[Tensor, MapState]:
         """The matrices to apply instead of ``T`` (batch, m, n), and the carry for the next step.
 
         At the first step of a matrix ``carry`` is empty.
         """
 
-    def follow(self, polar: Polar, carry: Carry) -> tuple[Tensor | ScaledRows, Carry]:
+    def follow(self, polar: Polar, carry: MapState) -> tuple[Tensor | ScaledRows, MapState]:
         """:meth:`step` on T as the map left it, perhaps in factors; may leave T' in factors as well."""
         return self.step(polar.dense, polar.M, carry)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether a step on m×n matrices can continue from ``carry``, perhaps another transform's."""
         return all(name in carry for name in self.carries)
 
@@ -88,28 +88,28 @@ class NormalizedRows(Transform):
         """The name of v: in 16 bits (1 − β₂)·T² may be too small to change v."""
         return ("rows",)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether ``carry`` has a v for matrices of m rows."""
         return super().resumes(carry, m, n) and carry["rows"].shape[1:] == (m,)
 
-    def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
+    def step(self, T: Tensor, M: Tensor, carry: MapState) -> tuple[Tensor, MapState]:
         """T' and v."""
         scaled, left = self._normalized(T, M, carry)
         return scaled if isinstance(scaled, Tensor) else scaled.multiplied_out(), left
 
-    def follow(self, polar: Polar, carry: Carry) -> tuple[Tensor | ScaledRows, Carry]:
+    def follow(self, polar: Polar, carry: MapState) -> tuple[Tensor | ScaledRows, MapState]:
         """T' and v; a device with kernels for it forms T' in the update of X."""
         T = polar.dense if polar.T is None or isinstance(polar.T, ScaledRows) else polar.T
         return self._normalized(T, polar.M, carry)
 
     def _normalized(
-        self, T: Tensor | RowProduct, M: Tensor, carry: Carry
-    ) -> tuple[Tensor | ScaledRows, Carry]:
+        self, T: Tensor | RowProduct, M: Tensor, carry: MapState
+    ) -> tuple[Tensor | ScaledRows, MapState]:
         # M may have 16 bits, in which v would stand still.
         wide = torch.promote_types(M.dtype, torch.float32)
         ops = ops_of(M.device)
         scaled, v = ops.normalized_rows(T, self.beta2, carry.get("rows"), wide)
-        return scaled, Carry(rows=v)
+        return scaled, MapState(rows=v)
 
     def describe(self) -> str:
         """What happens to T."""
@@ -147,24 +147,24 @@ class _Followed(Containing):
         """The names that map and transform keep in float32 at least."""
         return (*self.polar.wide_carries, *self.transform.wide_carries)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""
         of_map, of_transform = self._parted(carry)
         if not self.polar.resumes(of_map, m, n):
             return False
         return self.transform.resumes(of_transform, *((n, m) if self.transposed else (m, n)))
 
-    def _parted(self, carry: Carry) -> tuple[Carry, Carry]:
+    def _parted(self, carry: MapState) -> tuple[MapState, MapState]:
         """What the map carries, and what the transform carries."""
         names = self.transform.carries
-        of_transform = Carry({name: carry[name] for name in names if name in carry})
-        return Carry({name: X for name, X in carry.items() if name not in names}), of_transform
+        of_transform = MapState({name: carry[name] for name in names if name in carry})
+        return MapState({name: X for name, X in carry.items() if name not in names}), of_transform
 
-    def checked_step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def checked_step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """:meth:`step`, which checks what the map and the transform return."""
         return self.step(M, carry, draw)
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """The map, then the transform of its T."""
         names, (of_map, ours) = self.transform.carries, self._parted(carry)
         polar, left = self.polar.checked_step(M, of_map, draw)
@@ -181,7 +181,7 @@ class _Followed(Containing):
             captured = Captured(polar.M, polar.factors, self.polar.innermost)
         # A transform is taken to keep the norm, as NormalizedRows does.
         transformed = Polar(M, T, squared_norm=polar.squared_norm, captured=captured)
-        return transformed, Carry(left | kept)
+        return transformed, MapState(left | kept)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """The map and the transform."""

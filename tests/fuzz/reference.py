@@ -16,7 +16,7 @@ from tests.fuzz.maps import reference
 from torch import Tensor
 
 from polarstep import Exact, Kaczmarz, LowRank, PolarMap, rng
-from polarstep.maps import Carry, Draw, Warm
+from polarstep.maps import Draw, MapState, Warm
 
 __all__ = ["Reference"]
 
@@ -138,12 +138,12 @@ class Reference:
         return Q @ Z[0]
 
     def _by_package(self, polar: PolarMap, M: Tensor, memory: dict[str, Any], step: int) -> Tensor:
-        carry = memory.get("carry", Carry())
+        carry = memory.get("carry", MapState())
         key = polar.numbers_at(step, resumed=bool(carry))
         numbers = None if key is None else self._numbers(polar, M.shape, *key)
-        found, left = polar.step(M[None].to(self.dtype), Carry(carry), Draw(numbers))
+        found, left = polar.step(M[None].to(self.dtype), MapState(carry), Draw(numbers))
         if polar.carries:
-            memory["carry"] = Carry({k: v.to(self.dtype).clone() for k, v in left.items()})
+            memory["carry"] = MapState({k: v.to(self.dtype).clone() for k, v in left.items()})
         if found.squared_norm is not None:
             memory["squared_norm"] = found.squared_norm().item() or 1.0
         return found.dense[0].double()

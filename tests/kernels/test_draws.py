@@ -11,7 +11,7 @@ from tests.own_parts import SHAPES, Run, sketched
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Carry, Draw
+from polarstep.maps import Draw, MapState
 
 # ℓ = 16 of 48 rows and four steps on B: Z is never made.
 WITHOUT_Z = ps.LowRank(
@@ -43,7 +43,7 @@ def test_a_warm_step_without_z_leaves_scaled_noise(device: torch.device) -> None
     left: list[Tensor] = []
     for noise in (0.1, 0.05):
         polar = replace(WITHOUT_Z, sketch=ps.Warm(noise))
-        _, carry = polar.step(M, Carry(), Draw(numbers))
+        _, carry = polar.step(M, MapState(), Draw(numbers))
         assert "whitening" in carry
         left.append(carry["basis"].float())
     want = ((0.1 - 0.05) * numbers.mT / math.sqrt(96)).expand(2, -1, -1)

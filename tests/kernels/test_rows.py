@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Carry
+from polarstep.maps import MapState
 from polarstep.ops import ops_of
 from polarstep.ops.base import Products
 from polarstep.ops.lazy import RowProduct, ScaledRows
@@ -165,7 +165,7 @@ def test_v_of_bfloat16_parameters_is_kept_in_float32(
 
 def test_a_transform_of_ones_own_has_only_a_step(device: torch.device) -> None:
     T = matrices(device, 8, 16)
-    out, left = ps.NormalizedRows().step(T, T, Carry())
+    out, left = ps.NormalizedRows().step(T, T, MapState())
     want, v = reference(T, 0.95, None)
     assert isinstance(out, Tensor)
     assert torch.allclose(out.double(), want, atol=1e-5)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.coefficients import evaluate
 from polarstep.maps.subspace import whitened_polynomials
 from polarstep.ops import ops_of
@@ -63,8 +63,8 @@ def run(
 
 
 def stepped(
-    polar: ps.LowRank, M: Tensor, carry: Carry, generator: torch.Generator
-) -> tuple[Tensor, Polar, Carry]:
+    polar: ps.LowRank, M: Tensor, carry: MapState, generator: torch.Generator
+) -> tuple[Tensor, Polar, MapState]:
     """One step from ``carry``: T in float64 on the CPU, T as the step returned it, the next carry."""
     numbers = polar.draw(*M.shape[-2:], generator)
     made, carry = polar.step(M, carry, Draw(numbers))
@@ -133,7 +133,7 @@ def test_as_accurate_as_algorithm_1_in_float64(
     (m, n, rank), steps = ((384, 768, 92) if device.type == "cuda" else (48, 96, 12)), 6
     polar = replace(POLAR, rank=rank)
     sigma = SPECTRA[spectrum](torch.arange(1, m + 1, dtype=torch.float64))
-    carry = Carry()
+    carry = MapState()
     g = rng.generator("warm", device=device)
     for step in range(steps):
         M = with_singular_values(sigma, m, n)
@@ -172,7 +172,7 @@ SHOCKS = {
 def test_what_a_start_does_not_foresee_costs_two_steps(device: torch.device, shock: str) -> None:
     m, n = 48, 96
     sigma = torch.arange(1, m + 1, dtype=torch.float64) ** -1
-    carry, aligned = Carry(), []
+    carry, aligned = MapState(), []
     for M in SHOCKS[shock](*(with_singular_values(sigma, m, n, seed) for seed in (1, 2))):
         g = rng.generator("warm", device=device)
         (T,), _, carry = stepped(POLAR, M[None].float().to(device), carry, g)
@@ -188,7 +188,7 @@ def test_on_momentum_of_a_real_network_from_its_first_step(device: torch.device)
     steps = 8 if ON_GPU else 5
     for shape, matrices in record_momentum(steps, tuple(range(steps))).items():
         m, n = map(int, shape.split("x"))
-        carry = Carry()
+        carry = MapState()
         for step, M in enumerate(matrices.reshape(steps, -1, m, n)):
             g = rng.generator("warm", device=device)
             T, _, carry = stepped(POLAR, M.to(device), carry, g)
@@ -206,7 +206,7 @@ def test_v_is_what_the_start_lacks(device: torch.device) -> None:
     sigma = torch.arange(1, 49, dtype=torch.float64) ** -1
     M = with_singular_values(sigma, 48, 96)[None].float().to(device)
     polar = replace(POLAR, sketch=ps.Warm(noise=1e-4))
-    _, made, carry = stepped(polar, M, Carry(), rng.generator("V", device=device))
+    _, made, carry = stepped(polar, M, MapState(), rng.generator("V", device=device))
     assert made.factors is not None
     S, V = carry["basis"].double(), carry["whitening"].double()
     spread = [
@@ -220,7 +220,7 @@ def test_v_is_what_the_start_lacks(device: torch.device) -> None:
     # A map that makes Z goes on from the same Ωᵀ = V·S, whether or not it is multiplied out.
     numbers = polar.draw(48, 96, rng.generator("V", device=device))
     plain = replace(polar, sketch=ps.Warm(noise=0.2))
-    starts = (carry, Carry(basis=(V @ S).to(M.dtype)))
+    starts = (carry, MapState(basis=(V @ S).to(M.dtype)))
     T = [plain.step(M, each, Draw(numbers))[0].dense for each in starts]
     assert (T[0] - T[1]).norm() < (2e-2 if device.type == "cuda" else 1e-4) * T[1].norm()
 

@@ -467,7 +467,7 @@ def test_steps_apart_have_the_heads_of_the_joint_form(frontier, name):
 def test_steps_apart_leave_the_head_and_lift_the_rest(apart, steps, shape):
     """In float64: QᵀT is the head's polar part, and the rest's singular values go through p."""
     import polarstep as ps
-    from polarstep.maps.base import Carry, Draw
+    from polarstep.maps.base import Draw, MapState
     from polarstep.maps.coefficients import evaluate, polar_express
 
     rest = ps.NewtonSchulz(2, polar_express(0.1, 2) if steps == "minimax" else steps)
@@ -475,10 +475,10 @@ def test_steps_apart_leave_the_head_and_lift_the_rest(apart, steps, shape):
     polar = apart.Apart(ps.Deflated(head, rest))
     M = falling(*shape)[None]
     numbers = polar.draw(*shape, torch.Generator().manual_seed(1), torch.float64)
-    T = polar.step(M, Carry(), Draw(numbers))[0].dense
+    T = polar.step(M, MapState(), Draw(numbers))[0].dense
     wide = M if shape[0] < shape[1] else M.mT
     T = T if shape[0] < shape[1] else T.mT
-    found = head.step(wide, Carry(), Draw(numbers))[0].factors
+    found = head.step(wide, MapState(), Draw(numbers))[0].factors
     Q, Z = found.Q, found.Z
     torch.testing.assert_close(Q.mT @ T, Z, rtol=0, atol=1e-9)
     U, S, V = torch.linalg.svd(wide - Q @ (Q.mT @ wide), full_matrices=False)
@@ -563,14 +563,14 @@ def test_steps_apart_resume_bit_for_bit(frontier, apart):
 def test_a_kept_weight_is_that_of_an_earlier_step(frontier, shape):
     """Full space where W is new; with the old W in between, and ‖T‖_op near one if capped."""
     import polarstep as ps
-    from polarstep.maps import Carry, Draw
+    from polarstep.maps import Draw, MapState
 
     kept_weight = importlib.import_module("kept_weight")
     full, generator = ps.NewtonSchulz(5, "polar-express"), torch.Generator().manual_seed(0)
     first, second = (torch.randn(3, *shape, generator=generator) for _ in range(2))
     for form in ("plain", "capped"):
         polar = kept_weight.KeptWeight(2, form)
-        step, carry = polar.step(first, Carry(), Draw())
+        step, carry = polar.step(first, MapState(), Draw())
         T = step.multiplied_out()
         wanted = full(first)
         if form == "capped":  # by a norm that is estimated

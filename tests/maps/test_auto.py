@@ -183,7 +183,7 @@ def test_it_computes_what_the_chosen_map_computes(budget, shape):
     numbers = None
     if polar.on(*shape, CPU).is_random:
         numbers = polar.draw(*shape, torch.Generator().manual_seed(1), torch.float64)
-    T, left = polar.step(M, ps.maps.Carry(), ps.maps.Draw(numbers))
+    T, left = polar.step(M, ps.maps.MapState(), ps.maps.Draw(numbers))
     assert torch.allclose(T.dense, chosen, atol=1e-6)
     assert set(left) <= set(polar.carries)
     if left:

@@ -17,7 +17,7 @@ from tests.solvers import SOLVERS, over_solvers
 from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, orthogonal
 
 from polarstep import LowRank, NewtonSchulz, rng
-from polarstep.maps import Carry, gram
+from polarstep.maps import MapState, gram
 from polarstep.maps.coefficients import extremes
 
 SHAPES = [
@@ -335,4 +335,4 @@ def test_bad_input(bad, error, message):
 @over_solvers()
 def test_a_map_without_state_goes_on_from_nothing(solver):
     """A map that carries tensors cannot go on without them; a map that carries none always can."""
-    assert solver.map.resumes(Carry(), 12, 20) == (not solver.map.carries)
+    assert solver.map.resumes(MapState(), 12, 20) == (not solver.map.carries)

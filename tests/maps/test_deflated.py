@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import polarstep as ps
 from polarstep import flops, rng
-from polarstep.maps.base import Carry
+from polarstep.maps.base import MapState
 from polarstep.maps.coefficients import evaluate
 from polarstep.maps.deflated import MARGIN_OF_SCALE, TOLERATED_VALUE, tolerant_scale
 from polarstep.numerics import frobenius_norm
@@ -178,7 +178,7 @@ def test_small_matrices_run_in_full_space():
 def test_it_carries_what_the_head_does():
     polar = FORMS["flat"]
     assert polar.carries == ()
-    assert polar.resumes(Carry(), 24, 40)
+    assert polar.resumes(MapState(), 24, 40)
     assert (
         ps.Deflated(replace(HEAD, sketch=ps.Warm()), polar.rest).carries
         == ps.LowRank(4, 2, sketch=ps.Warm()).carries

@@ -10,7 +10,7 @@ import torch
 from tests.spectra import gaussian, matrix
 
 from polarstep import Gaussian, Kaczmarz, LowRank, NewtonSchulz, Warm
-from polarstep.maps import Carry, Draw
+from polarstep.maps import Draw, MapState
 from polarstep.maps.subspace import Fresh
 
 M, N, WIDTH = 12, 20, 6
@@ -23,13 +23,13 @@ def warm_map(noise: float = 0.1) -> LowRank:
 @pytest.mark.parametrize(
     ("carry", "resumes"),
     [
-        (Carry(), False),
-        (Carry(basis=torch.zeros(1, WIDTH, N)), True),
-        (Carry(basis=torch.zeros(3, WIDTH, N), whitening=torch.zeros(3, WIDTH, WIDTH)), True),
-        (Carry(basis=torch.zeros(1, WIDTH - 1, N)), False),
-        (Carry(basis=torch.zeros(1, WIDTH + 1, N)), False),
-        (Carry(basis=torch.zeros(1, WIDTH, M)), False),
-        (Carry(kept=torch.zeros(1, WIDTH, N)), False),
+        (MapState(), False),
+        (MapState(basis=torch.zeros(1, WIDTH, N)), True),
+        (MapState(basis=torch.zeros(3, WIDTH, N), whitening=torch.zeros(3, WIDTH, WIDTH)), True),
+        (MapState(basis=torch.zeros(1, WIDTH - 1, N)), False),
+        (MapState(basis=torch.zeros(1, WIDTH + 1, N)), False),
+        (MapState(basis=torch.zeros(1, WIDTH, M)), False),
+        (MapState(kept=torch.zeros(1, WIDTH, N)), False),
     ],
     ids=[
         "nothing",
@@ -48,9 +48,9 @@ def test_a_warm_start_goes_on_from_an_omega_of_its_width_and_shape(carry, resume
 @pytest.mark.parametrize("width", [WIDTH - 1, WIDTH + 1])
 def test_a_warm_start_of_another_width_is_a_cold_one(width):
     """Somebody has changed the rank; the step is that of a map which has no start."""
-    A, carry = gaussian(2, M, N), Carry(basis=gaussian(2, width, N))
+    A, carry = gaussian(2, M, N), MapState(basis=gaussian(2, width, N))
     draw = Draw(gaussian(N, WIDTH))
-    cold = Warm().basis(A, WIDTH, Carry(), draw)
+    cold = Warm().basis(A, WIDTH, MapState(), draw)
     assert torch.equal(Warm().basis(A, WIDTH, carry, draw).Q, cold.Q)
 
 
@@ -71,7 +71,7 @@ def test_the_numbers_of_a_warm_start_are_the_same_at_every_step():
 def test_a_warm_step_leaves_its_factor_and_scaled_noise(noise):
     """Ωᵀ = Z + noise·Nᵀ/√n, entry by entry."""
     A, numbers = matrix("power-law", M, N)[None], gaussian(N, WIDTH, seed=1)
-    carry = Carry()
+    carry = MapState()
     for _ in range(2):  # from a cold start, and from a warm one
         polar, carry = warm_map(noise).step(A, carry, Draw(numbers))
         assert polar.factors is not None
@@ -82,7 +82,7 @@ def test_a_warm_step_leaves_its_factor_and_scaled_noise(noise):
 def test_a_warm_start_comes_out_of_zero_by_its_noise():
     """After M = 0 the factor is zero, and the noise alone finds what is there at the next step."""
     polar_map, draw = warm_map(), Draw(gaussian(N, WIDTH, seed=1))
-    _, carry = polar_map.step(torch.zeros(1, M, N, dtype=torch.float64), Carry(), draw)
+    _, carry = polar_map.step(torch.zeros(1, M, N, dtype=torch.float64), MapState(), draw)
     A = matrix("rank-deficient", M, N)[None]  # rank 4 of the sketch's 6
     polar, _ = polar_map.step(A, carry, draw)
     aligned = (A * polar.dense).sum() / torch.linalg.matrix_norm(A, "nuc")

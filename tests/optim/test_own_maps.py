@@ -12,7 +12,7 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
-from polarstep.maps import Carry, Polar
+from polarstep.maps import MapState, Polar
 from polarstep.maps.result import Factors, Lift
 from polarstep.transforms import followed
 
@@ -62,7 +62,7 @@ class Changed(ps.Transform):
         return self.made(T)
 
 
-NO_PAIR = "expected a pair, T and a Carry"
+NO_PAIR = "expected a pair, T and a MapState"
 OTHER_SHAPE = r"returned a T of shape \(2, 6, 1\) for matrices of shape \(2, 6, 9\)"
 UNKNOWN = r"left 'rows' in its carry, and carries={}: .* as carries = \('rows',\)"
 
@@ -72,38 +72,38 @@ def factored(rows=6, columns=9, ell=4, W=None):
 
     def made(M):
         Q, B, Z = M.new_zeros(2, rows, ell), M.new_zeros(2, 4, columns), M.new_zeros(2, 4, columns)
-        return Polar(M, factors=Factors(Q, B, Lift(Z, W), 4, orthonormal=True)), Carry()
+        return Polar(M, factors=Factors(Q, B, Lift(Z, W), 4, orthonormal=True)), MapState()
 
     return Stateful(made)
 
 
 SLIPS = [
     (
-        Stateful(lambda M: (Polar(M), Carry())),
+        Stateful(lambda M: (Polar(M), MapState())),
         r"step returned a Polar without T and .*: expected Polar",
     ),
     (
-        Stateful(lambda M: (Polar(M, "T"), Carry())),
+        Stateful(lambda M: (Polar(M, "T"), MapState())),
         "Stateful.step returned a str: expected T, a tensor",
     ),
     (
-        Stateful(lambda M: (M, Carry())),
+        Stateful(lambda M: (M, MapState())),
         r"returned T as a Tensor: expected polarstep\.maps\.Polar\(M",
     ),
     (
-        Stateful(lambda M: (Polar(None, M), Carry())),
+        Stateful(lambda M: (Polar(None, M), MapState())),
         "a Polar whose M is None for matrices of shape",
     ),
     (
-        Stateful(lambda M: (Polar(M[:1], M), Carry())),
+        Stateful(lambda M: (Polar(M[:1], M), MapState())),
         r"a Polar whose M is of shape \(1, 6, 9\) for mat",
     ),
     (
-        Stateful(lambda M: (Polar(M, M, squared_norm=3.0), Carry())),
+        Stateful(lambda M: (Polar(M, M, squared_norm=3.0), MapState())),
         r"squared_norm is a float: expected a function without arguments",
     ),
     (
-        Stateful(lambda M: (Polar(M, factors=(M, M)), Carry())),
+        Stateful(lambda M: (Polar(M, factors=(M, M)), MapState())),
         r"returned factors as a tuple: expected polarstep\.maps\.result\.Factors",
     ),
     (factored(rows=5), r"whose columns is of shape \(2, 5, 4\) .*: expected \(2, 6, ≥ 4\)"),
@@ -118,19 +118,19 @@ SLIPS = [
     (Stateless(lambda X: X[:1]), r"shape \(1, 6, 9\) for matrices of shape \(2, 6, 9\)"),
     (Stateful(lambda M: Polar(M, M)), f"Stateful.step returned a Polar: {NO_PAIR}"),
     (Stateful(lambda M: (Polar(M, M), None)), rf"returned \(Polar, NoneType\): {NO_PAIR}"),
-    (Stateful(lambda M: (Polar(M, M[..., :1]), Carry())), f"Stateful.step {OTHER_SHAPE}"),
-    (Stateful(lambda M: (Polar(M, M), Carry(rows=M[..., 0]))), UNKNOWN.format(r"\(\)")),
-    (Stateful(lambda M: (Polar(M, M), Carry(rows=M[..., 0])), "rows"), UNKNOWN.format("'rows'")),
+    (Stateful(lambda M: (Polar(M, M[..., :1]), MapState())), f"Stateful.step {OTHER_SHAPE}"),
+    (Stateful(lambda M: (Polar(M, M), MapState(rows=M[..., 0]))), UNKNOWN.format(r"\(\)")),
+    (Stateful(lambda M: (Polar(M, M), MapState(rows=M[..., 0])), "rows"), UNKNOWN.format("'rows'")),
     (Changed(lambda T: T), f"Changed.step returned a Tensor: {NO_PAIR}"),
-    (Stateful(lambda M: [Polar(M, M), Carry()]), f"Stateful.step returned a list: {NO_PAIR}"),
-    (Changed(lambda T: (T[..., :1], Carry())), f"Changed.step {OTHER_SHAPE}"),
+    (Stateful(lambda M: [Polar(M, M), MapState()]), f"Stateful.step returned a list: {NO_PAIR}"),
+    (Changed(lambda T: (T[..., :1], MapState())), f"Changed.step {OTHER_SHAPE}"),
     (
-        Changed(lambda T: (Polar(T, T), Carry())),
+        Changed(lambda T: (Polar(T, T), MapState())),
         "Changed.step returned a Polar: expected T, a tensor",
     ),
-    (Changed(lambda T: (T, Carry(rows=T[..., 0]))), UNKNOWN.format(r"\(\)")),
+    (Changed(lambda T: (T, MapState(rows=T[..., 0]))), UNKNOWN.format(r"\(\)")),
     (
-        Changed(lambda T: (T, Carry(rows=T.sum())), ("rows",)),
+        Changed(lambda T: (T, MapState(rows=T.sum())), ("rows",)),
         r"left 'rows' of shape \(\) in its carry: expected a tensor whose first dimension is the batch",
     ),
 ]
@@ -153,7 +153,7 @@ def test_what_a_step_may_not_return(own, message):
 def test_what_a_step_may_not_return_before_a_transform(layout):
     p = torch.nn.Parameter(gaussian(6, 9).float())
     p.grad = torch.ones_like(p)
-    polar = Stateful(lambda M: (Polar(M), Carry()))
+    polar = Stateful(lambda M: (Polar(M), MapState()))
     optimizer = ps.Muon([p], polar=polar, transform=ps.NormalizedRows(), layout=layout)
     with pytest.raises(ValueError, match=r"Stateful\.step returned a Polar without T"):
         optimizer.step()
@@ -173,7 +173,7 @@ class Noting(Stateful):
 
     def step(self, M, carry, draw):
         self.given.append(("step", *carry))
-        return Polar(M, M), Carry(dict.fromkeys(self.names, M[..., 0]))
+        return Polar(M, M), MapState(dict.fromkeys(self.names, M[..., 0]))
 
 
 @pytest.mark.parametrize("layout", ["auto", "transposed"])
@@ -192,20 +192,20 @@ def test_a_map_before_a_transform_resumes_from_what_its_step_is_given(layout):
 def test_a_map_cannot_resume_from_what_the_transform_carries():
     """Another map may have left an entry under the name that the transform has now."""
     polar = followed(Noting(names=("rows",), given=[]), ps.NormalizedRows())
-    assert not polar.resumes(Carry(rows=torch.ones(2, 6)), 6, 9)
+    assert not polar.resumes(MapState(rows=torch.ones(2, 6)), 6, 9)
     stateless = followed(ps.NewtonSchulz(2, "quintic"), ps.NormalizedRows())
-    assert stateless.resumes(Carry(rows=torch.ones(2, 6)), 6, 9)
+    assert stateless.resumes(MapState(rows=torch.ones(2, 6)), 6, 9)
 
 
 def test_what_a_call_may_not_return():
     with pytest.raises(ValueError, match=r"Stateful\.step returned a Polar without T"):
-        Stateful(lambda M: (Polar(M), Carry()))(gaussian(6, 9))
+        Stateful(lambda M: (Polar(M), MapState()))(gaussian(6, 9))
 
 
 @dataclass
 class Thawed(ps.Transform):
     def step(self, T, M, carry):
-        return T, Carry()
+        return T, MapState()
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ class Listed(ps.Transform):
     numbers: list = field(default_factory=list)
 
     def step(self, T, M, carry):
-        return T, Carry()
+        return T, MapState()
 
 
 @pytest.mark.parametrize("own", [Thawed(), Listed()])

@@ -11,7 +11,7 @@ from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, same
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 
 over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
 over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())
@@ -130,15 +130,17 @@ class Counting(ps.PolarMap):
     def carries(self) -> tuple[str, ...]:
         return ("count",)
 
-    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
-        return Carry(count=torch.ones(batch, dtype=dtype, device=device))
+    def init(
+        self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype
+    ) -> MapState:
+        return MapState(count=torch.ones(batch, dtype=dtype, device=device))
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         return "count" in carry
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
-        polar, _ = super().step(M, Carry(), draw)
-        return Polar(M, polar.dense / carry["count"][:, None, None]), Carry(
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
+        polar, _ = super().step(M, MapState(), draw)
+        return Polar(M, polar.dense / carry["count"][:, None, None]), MapState(
             count=carry["count"] + 1
         )
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import polarstep as ps
-from polarstep.maps import Carry
+from polarstep.maps import MapState
 
 MAPS = [
     ps.NewtonSchulz(5, "polar-express"),
@@ -57,7 +57,7 @@ def test_rows_are_normalized_as_written(polar: ps.PolarMap, shape: tuple[int, in
 def test_zero_rows_and_zero_matrices_stay_zero() -> None:
     T = torch.ones(2, 3, 4)
     T[0, 1], T[1] = 0, 0
-    out, left = ps.NormalizedRows().step(T, T, Carry())
+    out, left = ps.NormalizedRows().step(T, T, MapState())
     assert bool(out.isfinite().all())
     assert not out[0, 1].any()
     assert not out[1].any()
@@ -86,7 +86,7 @@ def test_the_update_keeps_the_norm_of_t_and_is_certified_after_it() -> None:
 def test_the_second_moment_does_not_stand_still(dtype: torch.dtype) -> None:
     """A GPU has M in bfloat16, whose numbers are further apart than v moves in a step."""
     T = (gaussian(1, 4, 32) * torch.logspace(-2, 0, 4)[:, None]).to(dtype)
-    carry = Carry()
+    carry = MapState()
     for _ in range(200):
         _, carry = ps.NormalizedRows(0.999).step(T, T, carry)
     exact = (1 - 0.999**200) * T.double().square().mean(-1)
@@ -204,8 +204,8 @@ def test_a_checkpoint_goes_on_bit_for_bit(polar: ps.PolarMap, dtype: torch.dtype
 class Halved(ps.Transform):
     """A transform of a user's own, without state."""
 
-    def step(self, T: Tensor, M: Tensor, carry: Carry) -> tuple[Tensor, Carry]:
-        return T / 2, Carry()
+    def step(self, T: Tensor, M: Tensor, carry: MapState) -> tuple[Tensor, MapState]:
+        return T / 2, MapState()
 
 
 def test_a_transform_of_ones_own() -> None:

@@ -19,7 +19,7 @@ from torch.nn import Parameter
 
 import polarstep as ps
 from polarstep.cuda_graphs import Replays
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.ranks import owned_graph
 from polarstep.routing import routes
 
@@ -47,7 +47,7 @@ MAPS: dict[str, dict[str, Any]] = {
 class Waiting(ps.NewtonSchulz):
     """A map that reads a number from the device, which no graph can do."""
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         assert float(M.abs().amax()) > 0
         return super().step(M, carry, draw)
 

@@ -20,7 +20,7 @@ from tests.theory.matrices import (
 )
 
 from polarstep import certify, rng
-from polarstep.maps import Carry, Draw, LowRank, NewtonSchulz
+from polarstep.maps import Draw, LowRank, MapState, NewtonSchulz
 from polarstep.maps.sketches import Gaussian, Kaczmarz
 from polarstep.theory import bounds
 
@@ -88,7 +88,7 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
                 s, p, h, inner=NewtonSchulz(2, "quintic", delta=1.0), always_sketch=True
             )
             numbers = polar.draw(*M.shape[-2:], g, M.dtype)
-            Q = polar.finder.basis(M, polar.width, Carry(), Draw(numbers)).Q
+            Q = polar.finder.basis(M, polar.width, MapState(), Draw(numbers)).Q
             energy.append(torch.linalg.matrix_norm(Q.mT @ M).square())
             g = rng.generator("case", s, p, str(h), draw)
             alignment.append((M * polar(M, generator=g)).sum((-2, -1)))

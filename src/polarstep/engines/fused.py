@@ -21,7 +21,7 @@ from polarstep import kernels, rng
 from polarstep.bucket import Bucket, Member, Signature, all_recalled
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.groups import Group, view_of
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.matrix import MatrixView
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
@@ -135,8 +135,8 @@ class FusedBucket(Bucket):
         self.dtype = ops_of(signature.device).dtype(torch.float32)  # of M and of products
         self.finite: Tensor | None = None  # (count,): zero where a gradient is not finite
         self.squares: Tensor | None = None  # (count, parts): the squares of M, added up in parts
-        self._carry = Carry()
-        self._parts: list[Carry] = []  # views of _carry in the optimizer's state
+        self._carry = MapState()
+        self._parts: list[MapState] = []  # views of _carry in the optimizer's state
         self._numbers: Tensor | None = None
         self._drawn: tuple[int | str, ...] | None = None  # the key of _numbers
 
@@ -159,7 +159,7 @@ class FusedBucket(Bucket):
     def of(self, members: list[Member]) -> FusedBucket:
         """This bucket for ``members``; the carry stays with the parameters that were in it."""
         self.members = members
-        self._carry, self._parts = Carry(), []
+        self._carry, self._parts = MapState(), []
         return self
 
     def prepare(
@@ -198,7 +198,7 @@ class FusedBucket(Bucket):
         elif recalls:
             self._recall(state)
 
-    def carry(self) -> Carry:
+    def carry(self) -> MapState:
         """The last step's carry, where :meth:`prepare` has put it."""
         return self._carry
 
@@ -206,7 +206,7 @@ class FusedBucket(Bucket):
         """The numbers and flags that :meth:`prepare` has written."""
         return Draw(self._numbers if self.draws else None, self.finite, self.squares, shown)
 
-    def keep(self, left: Carry) -> None:
+    def keep(self, left: MapState) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped.
 
         It is kept in the wider of the precisions of M and of the parameters, to which torch casts a
@@ -216,12 +216,12 @@ class FusedBucket(Bucket):
             return
         known, widest = self._carry, torch.promote_types(self.signature.dtype, self.dtype)
         kept = {k: carried_dtype(self.signature.polar, k, widest) for k in left}
-        left = Carry(
+        left = MapState(
             {k: t.to(kept[k]) if t.itemsize > kept[k].itemsize else t for k, t in left.items()}
         )
         if not _alike(known, left):
             # A copy: a carry may be a view of the random numbers, which are overwritten.
-            self._carry, self._parts = Carry({k: t.clone() for k, t in left.items()}), []
+            self._carry, self._parts = MapState({k: t.clone() for k, t in left.items()}), []
             return
         for name, tensor in left.items():
             place = known[name]
@@ -264,7 +264,7 @@ class FusedBucket(Bucket):
         ours = [id(tensor) for part in self._parts for tensor in part.values()]
         if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
             return
-        joined, self._parts = Carry.joined(known), []
+        joined, self._parts = MapState.joined(known), []
         if _alike(joined, self._carry):
             for name, tensor in joined.items():
                 self._carry[name].copy_(tensor)
@@ -330,7 +330,7 @@ class FusedEngine:
 FUSED = FusedEngine()
 
 
-def _alike(one: Carry, other: Carry) -> bool:
+def _alike(one: MapState, other: MapState) -> bool:
     """Whether two carries have the same names, shapes and precisions."""
     return one.keys() == other.keys() and all(
         one[name].shape == other[name].shape and one[name].dtype == other[name].dtype

@@ -10,7 +10,7 @@ auto          the map for each shape, by the rows from which on a sketch pays
 """
 
 from polarstep.maps.auto import Auto
-from polarstep.maps.base import Carry, Draw, PolarMap
+from polarstep.maps.base import Draw, MapState, PolarMap
 from polarstep.maps.coefficients import polar_express
 from polarstep.maps.deflated import Deflated
 from polarstep.maps.full_space import Exact, NewtonSchulz
@@ -20,12 +20,12 @@ from polarstep.maps.subspace import Finder, Warm
 
 __all__ = [
     "Auto",
-    "Carry",
     "Deflated",
     "Draw",
     "Exact",
     "Finder",
     "LowRank",
+    "MapState",
     "NewtonSchulz",
     "Polar",
     "PolarMap",

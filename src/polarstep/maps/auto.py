@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 
 from polarstep import kernels
-from polarstep.maps.base import Carry, Containing, PolarMap
+from polarstep.maps.base import Containing, MapState, PolarMap
 from polarstep.maps.deflated import Deflated
 from polarstep.maps.full_space import NewtonSchulz
 from polarstep.maps.low_rank import LowRank
@@ -105,7 +105,7 @@ class Auto(Containing):
         """A map with all the carries and random numbers that a map of this budget may have."""
         return FULL if self.budget == "full" else DEFLATED[WIDEST, False]
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether the chosen map can continue; from an empty carry only if no map has any."""
         return super().resumes(carry, m, n) if carry else not self.carries
 

@@ -21,7 +21,7 @@ polar factor ``U Vᵀ`` of each, with the same shape, dtype and device. Every ma
 A map is a frozen dataclass: comparable, hashable, printable, picklable, valid in a param group.
 
 An optimizer calls :meth:`PolarMap.step` once for each bucket of matrices and each step. A step is
-given the :class:`Carry` that the last step returned, and random numbers drawn beforehand. It
+given the :class:`MapState` that the last step returned, and random numbers drawn beforehand. It
 returns T, not multiplied out (:mod:`polarstep.maps.result`), and the carry for the next step.
 ``polar(M, generator=g)`` is one step with an empty carry.
 
@@ -46,10 +46,10 @@ from polarstep.numerics import unit_scaled
 from polarstep.ops import ops_of
 from polarstep.undisturbed import undisturbed
 
-__all__ = ["Carry", "Containing", "Draw", "PolarMap", "wide"]
+__all__ = ["Containing", "Draw", "MapState", "PolarMap", "wide"]
 
 
-class Carry(dict[str, Tensor]):
+class MapState(dict[str, Tensor]):
     """The tensors that a step leaves for the next, by name; their first dimension is the batch.
 
     A checkpoint stores them in the parameter's precision, because torch casts a loaded state to it;
@@ -57,21 +57,21 @@ class Carry(dict[str, Tensor]):
     """
 
     @staticmethod
-    def joined(parts: Sequence[Carry]) -> Carry:
+    def joined(parts: Sequence[MapState]) -> MapState:
         """One new carry for the matrices of all ``parts``, with the names that every part has."""
         names = [name for name in parts[0] if all(name in part for part in parts)]
-        return Carry({name: torch.cat([part[name] for part in parts]) for name in names})
+        return MapState({name: torch.cat([part[name] for part in parts]) for name in names})
 
-    def split(self, counts: list[int]) -> list[Carry]:
+    def split(self, counts: list[int]) -> list[MapState]:
         """This carry cut along the batch: the first ``counts[0]`` matrices, the next ``counts[1]``, …"""
         if not self:
-            return [Carry() for _ in counts]
+            return [MapState() for _ in counts]
         parts = zip(*(torch.split(tensor, counts) for tensor in self.values()), strict=True)
-        return [Carry(zip(self, part, strict=True)) for part in parts]
+        return [MapState(zip(self, part, strict=True)) for part in parts]
 
-    def to(self, dtype: torch.dtype) -> Carry:
+    def to(self, dtype: torch.dtype) -> MapState:
         """The same tensors in another precision."""
-        return Carry({name: tensor.to(dtype) for name, tensor in self.items()})
+        return MapState({name: tensor.to(dtype) for name, tensor in self.items()})
 
 
 # Maps whose step was found to return what it should, with the shape, and whether there was a carry.
@@ -160,11 +160,13 @@ class PolarMap(ABC):
         """The map that runs on m×n matrices on ``device``: this map, or a cheaper one."""
         return self
 
-    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
+    def init(
+        self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype
+    ) -> MapState:
         """The carry for the first step of ``batch`` matrices, which for most maps is empty."""
-        return Carry()
+        return MapState()
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether a step on m×n matrices can continue from ``carry``, perhaps another map's."""
         return not self.carries
 
@@ -189,7 +191,7 @@ class PolarMap(ABC):
             "dtype, out): expected a method that returns the numbers for _polar"
         )
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """T of ``M`` (batch, m, n), and the carry for the next step.
 
         The step may overwrite the tensors of ``carry`` and return them, except for matrices whose
@@ -200,9 +202,9 @@ class PolarMap(ABC):
         X = X if wide else X.mT
         T = self._polar(X, draw.numbers)
         check_matrices(T, X, f"{type(self).__name__}._polar")
-        return Polar(M, T if wide else T.mT), Carry()
+        return Polar(M, T if wide else T.mT), MapState()
 
-    def step_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step_on_many(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """:meth:`step` for any number of matrices: in parts, where they are too many for a kernel."""
         found = self.steps_on_many(M, carry, draw)
         if len(found) == 1:
@@ -210,9 +212,9 @@ class PolarMap(ABC):
         T = torch.cat([polar.multiplied_out() for polar, _ in found])
         norms = [polar.squared_norm for polar, _ in found if polar.squared_norm is not None]
         joined = (lambda: torch.cat([norm() for norm in norms])) if norms else None
-        return Polar(M, T, squared_norm=joined), Carry.joined([left for _, left in found])
+        return Polar(M, T, squared_norm=joined), MapState.joined([left for _, left in found])
 
-    def checked_step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def checked_step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """What :meth:`step` returns. The first step of a map on a shape is checked.
 
         Raises:
@@ -226,7 +228,7 @@ class PolarMap(ABC):
             _CHECKED.add((self, M.shape, bool(carry)))
         return found
 
-    def steps_on_many(self, M: Tensor, carry: Carry, draw: Draw) -> list[tuple[Polar, Carry]]:
+    def steps_on_many(self, M: Tensor, carry: MapState, draw: Draw) -> list[tuple[Polar, MapState]]:
         """What :meth:`step` returns for each of the parts in which kernels take the matrices."""
         counts = kernels.part_sizes(len(M), M.device)
         if len(counts) == 1:
@@ -294,7 +296,7 @@ class PolarMap(ABC):
 
         On a GPU small matrices with entries below 1e-18 or above 1e18 become zero.
         """
-        return M.clone() if M.numel() == 0 else self.step(M, Carry(), Draw())[0].multiplied_out()
+        return M.clone() if M.numel() == 0 else self.step(M, MapState(), Draw())[0].multiplied_out()
 
     @property
     def innermost(self) -> PolarMap:
@@ -408,11 +410,13 @@ class Containing(PolarMap):
         """As for the map inside, on a CPU."""
         return self.inside(m, n, torch.device("cpu")).effective_rank(m, n)
 
-    def init(self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype) -> Carry:
+    def init(
+        self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype
+    ) -> MapState:
         """As for the map inside."""
         return self.inside(m, n, device).init(batch, m, n, device, dtype)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """As for the map inside, on the device of ``carry``."""
         where = next((tensor.device for tensor in carry.values()), torch.device("cpu"))
         return self.inside(m, n, where).resumes(carry, m, n)
@@ -432,7 +436,7 @@ class Containing(PolarMap):
         """The random numbers of the map inside, which must be random."""
         return self.inside(m, n, generator.device).draw(m, n, generator, dtype, out)
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """A step of the map inside."""
         return self.inside(M.shape[-2], M.shape[-1], M.device).step(M, carry, draw)
 

@@ -47,7 +47,7 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.checked_values import check_bool
 from polarstep.float64 import has_float64
-from polarstep.maps.base import Carry, Containing, Draw, PolarMap, wide
+from polarstep.maps.base import Containing, Draw, MapState, PolarMap, wide
 from polarstep.maps.coefficients import Polynomial, evaluate
 from polarstep.maps.full_space import NewtonSchulz
 from polarstep.maps.low_rank import LowRank
@@ -182,7 +182,7 @@ class Deflated(Containing):
             return "deflating would cost more"
         return None
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """The head by Algorithm 1, then X₀ and its steps."""
         ops, A = ops_of(M.device), wide(M)
         if not has_float64(M.device) and self.ignores_scale:

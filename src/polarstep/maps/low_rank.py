@@ -11,7 +11,7 @@ from torch import Tensor
 
 from polarstep import flops
 from polarstep.checked_values import check_bool, check_integer
-from polarstep.maps.base import Carry, Containing, Draw, PolarMap, wide
+from polarstep.maps.base import Containing, Draw, MapState, PolarMap, wide
 from polarstep.maps.full_space import NewtonSchulz
 from polarstep.maps.result import Factors, Polar
 from polarstep.maps.sketches import Gaussian, Sketch
@@ -129,7 +129,7 @@ class LowRank(Containing):
         """ℓ, or min(m, n) where that is less. A step knows ‖T‖²_F = ‖Z‖²_F itself."""
         return min(self.width, m, n)
 
-    def resumes(self, carry: Carry, m: int, n: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether the finder can continue from ``carry``."""
         return self.finder.resumes(carry, min(m, n), max(m, n), self.width)
 
@@ -165,7 +165,7 @@ class LowRank(Containing):
             return f"under {fewest} rows launches cost more than products"
         return None
 
-    def step(self, M: Tensor, carry: Carry, draw: Draw) -> tuple[Polar, Carry]:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """Algorithm 1: find a basis Q of M, apply the inner map to QᵀM, lift back by Q."""
         A = wide(M)
         basis, B = self._projected(A, carry, draw)
@@ -179,7 +179,7 @@ class LowRank(Containing):
         factors = Factors(basis.Q, B, lift, self.width, orthonormal)
         return Polar(M, factors=factors, squared_norm=factors.counted_norm), carry
 
-    def _projected(self, A: Tensor, carry: Carry, draw: Draw) -> tuple[Basis, Tensor]:
+    def _projected(self, A: Tensor, carry: MapState, draw: Draw) -> tuple[Basis, Tensor]:
         """Q and B = QᵀA."""
         basis = self.finder.basis(A, self.width, carry, draw)
         return basis, ops_of(A.device).workable(basis.Q.mT @ A)

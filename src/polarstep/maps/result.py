@@ -234,7 +234,7 @@ def pair_of(found: Found, M: Tensor, carries: Sequence[str], method: str) -> Fou
         if isinstance(found, tuple):
             told = f"({', '.join(type(each).__name__ for each in found)})"
         raise TypeError(
-            f"{method} returned {told}: expected a pair, T and a Carry; Carry() is empty"
+            f"{method} returned {told}: expected a pair, T and a MapState; MapState() is empty"
         )
     T, left = found
     if not isinstance(T, ScaledRows):

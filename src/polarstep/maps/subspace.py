@@ -55,7 +55,7 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.checked_values import check_number, check_positive
 from polarstep.maps import gram
-from polarstep.maps.base import Carry, Draw, PolarMap
+from polarstep.maps.base import Draw, MapState, PolarMap
 from polarstep.maps.coefficients import Polynomial, evaluate, polar_express, resolve
 from polarstep.maps.gram import GRAM_FROM, apply_polynomials, scaled_gram, small_polar, suits_small
 from polarstep.maps.result import Lift
@@ -215,7 +215,7 @@ class Finder(ABC):
     orth: Method = field(default="auto", repr=False)
 
     @abstractmethod
-    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+    def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         """Q with ℓ = ``width`` columns for the matrices ``A``, in the precision of ``A``."""
 
     @abstractmethod
@@ -235,17 +235,17 @@ class Finder(ABC):
         """Mean cost per step of the basis of an m×n matrix, m ≤ n, in the paper's convention."""
 
     def lift(
-        self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: Carry, draw: Draw
-    ) -> tuple[Lift, Carry]:
+        self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: MapState, draw: Draw
+    ) -> tuple[Lift, MapState]:
         """The polar factor of B = QᵀM by the inner map, and the carry for the next step."""
-        return inner.lift(B), Carry()
+        return inner.lift(B), MapState()
 
     @property
     def carries(self) -> tuple[str, ...]:
         """The names of the tensors that a step may leave for the next step."""
         return ()
 
-    def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int, width: int) -> bool:
         """Whether a step can continue from ``carry``, perhaps of another width or finder."""
         return not self.carries
 
@@ -312,7 +312,7 @@ class Fresh(Finder):
     def __post_init__(self) -> None:
         check_power(self.power)
 
-    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+    def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         """The basis of this step's sketch."""
         assert draw.numbers is not None
         ops, numbers = ops_of(A.device), draw.numbers
@@ -441,7 +441,7 @@ class Warm(Finder):
         """The names of S and V with Ωᵀ = V·S; without V, S is Ωᵀ itself."""
         return ("basis", "whitening")
 
-    def resumes(self, carry: Carry, m: int, n: int, width: int) -> bool:
+    def resumes(self, carry: MapState, m: int, n: int, width: int) -> bool:
         """Whether ``carry`` has an Ωᵀ of this width, which differs if the rank was changed."""
         return "basis" in carry and carry["basis"].shape[1:] == (width, n)
 
@@ -453,7 +453,7 @@ class Warm(Finder):
         """
         return ()
 
-    def basis(self, A: Tensor, width: int, carry: Carry, draw: Draw) -> Basis:
+    def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         """A basis of MΩ with the last step's Ω; a fresh basis at the first step."""
         if not self.resumes(carry, A.shape[-2], A.shape[-1], width):
             return self.fresh_sketch.basis(A, width, carry, draw)
@@ -467,8 +467,8 @@ class Warm(Finder):
         return Basis(orthonormalize(ops.workable(Y), self.orth).to(A.dtype))
 
     def lift(
-        self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: Carry, draw: Draw
-    ) -> tuple[Lift, Carry]:
+        self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: MapState, draw: Draw
+    ) -> tuple[Lift, MapState]:
         """The inner map of B, and the next step's start: Z + ε·N, or two factors of its Ωᵀ."""
         assert draw.numbers is not None
         scale = self.noise / math.sqrt(len(draw.numbers))
@@ -486,7 +486,7 @@ class Warm(Finder):
         lift = inner.lift(B)
         Z = lift.X if lift.W is None else torch.bmm(lift.W, lift.X)
         noise = draw.numbers.mT.to(Z.dtype)
-        return Lift(Z), Carry(basis=torch.add(Z[:, :width], noise, alpha=scale))
+        return Lift(Z), MapState(basis=torch.add(Z[:, :width], noise, alpha=scale))
 
     def leaves_factors(
         self,
@@ -544,11 +544,11 @@ class Warm(Finder):
         return f"h={self.power:g}, Warm" + (", whitened" if without_Z else "")
 
 
-def _has_whitening(carry: Carry, padded: int) -> bool:
+def _has_whitening(carry: MapState, padded: int) -> bool:
     return "whitening" in carry and carry["whitening"].shape[1:] == (padded, padded)
 
 
-def _omega_transposed(carry: Carry) -> Tensor:
+def _omega_transposed(carry: MapState) -> Tensor:
     """Ωᵀ = V·S (batch, ℓ, n), or S itself where the carry has no V."""
     S = carry["basis"]
     if "whitening" not in carry:
@@ -557,7 +557,7 @@ def _omega_transposed(carry: Carry) -> Tensor:
     return carry["whitening"][..., :width, :width] @ S
 
 
-def _room(carry: Carry, B: Tensor, width: int, draw: Draw) -> Carry:
+def _room(carry: MapState, B: Tensor, width: int, draw: Draw) -> MapState:
     """The tensors that the next start is written to: those of ``carry``, or new ones.
 
     New tensors are filled so that a matrix that is skipped at this step can start from them.
@@ -567,14 +567,14 @@ def _room(carry: Carry, B: Tensor, width: int, draw: Draw) -> Carry:
     if S is not None and (S.dtype != B.dtype or S.shape != (batch, width, n)):
         S = None
     if S is not None and _has_whitening(carry, padded) and V is not None and V.dtype == B.dtype:
-        return Carry(basis=S, whitening=V)
+        return MapState(basis=S, whitening=V)
     assert draw.numbers is not None
     if draw.finite is None:
         S = B.new_empty(batch, width, n)
-        return Carry(basis=S, whitening=B.new_empty(batch, padded, padded))
+        return MapState(basis=S, whitening=B.new_empty(batch, padded, padded))
     if carry:
         S = _omega_transposed(carry.to(B.dtype)).clone()
     else:
         S = draw.numbers.mT.to(B.dtype).repeat(batch, 1, 1)
     V = torch.eye(padded, dtype=B.dtype, device=B.device).repeat(batch, 1, 1)
-    return Carry(basis=S, whitening=V)
+    return MapState(basis=S, whitening=V)

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from polarstep.bucket import Bucket, Engine
-from polarstep.maps import Carry, Polar
+from polarstep.maps import MapState, Polar
 
 __all__ = ["ALONE", "Alone", "Brought", "Exchange", "SentBack"]
 
 # Generators that yield, wherever they wait for other ranks, the bytes that they hold meanwhile.
-Brought = Generator[int, None, tuple[Tensor, Carry]]
-SentBack = Generator[int, None, tuple[Polar, Carry]]
+Brought = Generator[int, None, tuple[Tensor, MapState]]
+SentBack = Generator[int, None, tuple[Polar, MapState]]
 
 
 class Exchange(Protocol):
@@ -23,7 +23,7 @@ class Exchange(Protocol):
     def bring(self, b: Any, engine: Any) -> Brought:
         """M of the matrices that this rank computes, and what the last step left for them."""
 
-    def send_back(self, b: Any, polar: Polar, left: Carry) -> SentBack:
+    def send_back(self, b: Any, polar: Polar, left: MapState) -> SentBack:
         """T of the matrices that this rank updates, and what the map leaves for their next step."""
 
 
@@ -35,7 +35,7 @@ class Alone:
         return engine.momentum(b), b.carry()
         yield  # a generator that never waits
 
-    def send_back(self, b: Bucket, polar: Polar, left: Carry) -> SentBack:
+    def send_back(self, b: Bucket, polar: Polar, left: MapState) -> SentBack:
         """T as it is."""
         return polar, left
         yield

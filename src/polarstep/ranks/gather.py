@@ -13,7 +13,7 @@ from polarstep.ranks.layout import Layout
 if TYPE_CHECKING:
     from polarstep.bucket import TensorBucket
     from polarstep.engines.torch import TorchEngine
-    from polarstep.maps import Carry, Polar
+    from polarstep.maps import MapState, Polar
     from polarstep.ranks.exchange import Brought, SentBack
 
 __all__ = ["Gathered", "Gathering"]
@@ -58,7 +58,7 @@ class Gathered:
         b.gather_carry()
         return M, b.carry()
 
-    def send_back(self, b: TensorBucket, polar: Polar, left: Carry) -> SentBack:
+    def send_back(self, b: TensorBucket, polar: Polar, left: MapState) -> SentBack:
         """T as it is: each rank takes its own part."""
         return polar, left
         yield

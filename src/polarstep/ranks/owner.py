@@ -24,7 +24,7 @@ from torch import Tensor
 
 from polarstep.bucket import Member
 from polarstep.engines.torch import Target
-from polarstep.maps import Carry, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.ranks import carries, ledger, wire
 from polarstep.ranks.layout import Layout
 from polarstep.ranks.owned_graph import OwnedGraphs
@@ -36,7 +36,7 @@ from polarstep.state import State, carried_dtype
 __all__ = ["Trip"]
 
 
-def _check_carry(left: Carry, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_carry(left: MapState, shapes: dict[str, tuple[int, ...]]) -> None:
     found = {name: tuple(tensor.shape[1:]) for name, tensor in left.items()}
     if found != shapes:
         raise ValueError(
@@ -223,11 +223,11 @@ class Trip:
 
     def assembled(
         self, arrived: Sequence[Tensor], shapes: dict[str, tuple[int, ...]]
-    ) -> tuple[Tensor, Carry]:
+    ) -> tuple[Tensor, MapState]:
         """M of the owned matrices, and what the last step left for them."""
         its = self.bucket.signature
         M = torch.empty(len(self.owned), its.m, its.n, dtype=self.dtype, device=its.device)
-        carry = Carry(
+        carry = MapState(
             {
                 name: M.new_empty(len(self.owned), *shape, dtype=self._carried_dtype(name))
                 for name, shape in shapes.items()
@@ -270,7 +270,7 @@ class Trip:
         return torch.stack(flags)
 
     def parts_back(
-        self, M: Tensor, carry: Carry, draw: Draw, shapes: dict[str, tuple[int, ...]]
+        self, M: Tensor, carry: MapState, draw: Draw, shapes: dict[str, tuple[int, ...]]
     ) -> list[list[Tensor]]:
         """Run the polar map on the owned matrices; returns what is sent to each rank.
 
