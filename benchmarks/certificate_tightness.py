@@ -88,7 +88,7 @@ def momentum() -> list[torch.Tensor]:
     tokens = torch.tensor(list(text))
     model = GPT(GPTConfig(128, width=256, layers=3, heads=4, context=64), rng.generator("model"))
     optimizer = ps.muon_for(
-        model, lr=0.02, polar=None, weight_decay=0.0, lr_scale="spectral", transform=None
+        model, lr=0.02, polar=None, weight_decay=0.0, shape_scale="spectral", transform=None
     )
     kept: list[torch.Tensor] = []
 

@@ -193,7 +193,7 @@ def optimizer_of(
         polar=None if other else polar or maps()[base][1],
         weight_decay=0.0,
         transform=ps.NormalizedRows() if "rows" in options else None,
-        lr_scale="fan-ratio" if "fans" in options else "spectral",
+        shape_scale="fan-ratio" if "fans" in options else "spectral",
         embeddings=ps.AdamW(lr=EMBEDDING),
         heads=ps.AdamW(lr=OTHERS),
         vectors=ps.AdamW(lr=OTHERS),

@@ -134,7 +134,7 @@ def run(name: str, seed: int, its: Setting) -> dict[str, Any]:
         lr=its.lr,
         polar=None,
         weight_decay=0.0,
-        lr_scale="spectral",
+        shape_scale="spectral",
         transform=None,
         others=ps.AdamW(lr=0.002),
         momentum_dtype=variant.momentum,

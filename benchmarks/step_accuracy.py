@@ -171,7 +171,7 @@ def applied(
         for name, M in matrices[0].items()
     }
     muon = ps.Muon(
-        X.items(), lr=1.0, momentum=0.0, lr_scale="none", polar=polar, transform=transform
+        X.items(), lr=1.0, momentum=0.0, shape_scale="none", polar=polar, transform=transform
     )
     for gradients in matrices:
         for name, parameter in X.items():

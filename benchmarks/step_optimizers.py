@@ -35,7 +35,7 @@ QUARTER = "LowRank, ℓ = a quarter"
 # The rank that auto took in earlier records, which have it with normalized rows too.
 EARLIER = "Deflated 48, warm, one step"
 
-# Maps that are also timed with lr_scale="rms", which needs ‖T‖_F of every matrix.
+# Maps that are also timed with shape_scale="rms", which needs ‖T‖_F of every matrix.
 WITH_RMS = ("full space, PolarExpress 5", "Deflated 120, warm, one step", "LowRank, Gaussian h=0")
 
 # What follows the name of a map whose step has this option.
@@ -146,7 +146,7 @@ def optimizers(
     for name, make in in_other_bits().items():
         yield name, partial(_muon, params, make)
     for name in WITH_RMS:
-        yield name + RMS, partial(_muon, params, polars[name], lr_scale="rms")
+        yield name + RMS, partial(_muon, params, polars[name], shape_scale="rms")
 
 
 def _muon(params: list[Tensor], polar: Callable[[], ps.PolarMap], **options: Any) -> ps.Muon:

@@ -378,7 +378,7 @@ def received_table(ledger: Path) -> str:
 
 
 def rms_rates_table(folder: Path) -> str:
-    """The best rates on the toy GPT with ``lr_scale="rms"``, and what AdamW's rate does to each map."""
+    """The best rates on the toy GPT with ``"rms"``, and what AdamW's rate does to each map."""
     titles = ("best rate", "at AdamW's rate, to its own best", "at AdamW's rate, to AdamW")
     return markdown(_first_left("optimizer", *titles), rms_rates.rows())
 

@@ -44,7 +44,7 @@ GPUS = {"sm_90": 232_448, "sm_120": 101_376}
 # Endings of a name for the same map with another option of the optimizer.
 OPTIONS: dict[str, dict[str, Any]] = {
     " with rows": {"transform": ps.NormalizedRows()},
-    " with rms": {"lr_scale": "rms"},
+    " with rms": {"shape_scale": "rms"},
 }
 
 

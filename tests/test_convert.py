@@ -86,13 +86,13 @@ def test_torchs_muon_goes_on(theirs, same_map, monkeypatch):
 
 
 def rows_of_a_new_run() -> list[tuple[str | None, str]]:
-    """Values of torch's ``adjust_lr_fn`` in the table of the page, and the ``lr_scale`` beside each."""
+    """Values of torch's ``adjust_lr_fn`` in the table of the page, and the ``shape_scale`` beside each."""
     table = PAGE.read_text().partition("## A new run")[2].partition("\n- ")[0]
     rows: list[tuple[str | None, str]] = []
     for theirs, ours in re.findall(
         r"^\| `torch.optim.Muon`, (.*?) \| (.*?) \|", table, re.MULTILINE
     ):
-        (scale,) = re.findall(r'lr_scale="([\w-]+)"', ours)
+        (scale,) = re.findall(r'shape_scale="([\w-]+)"', ours)
         rows += [(name, scale) for name in re.findall(r'adjust_lr_fn="(\w+)"', theirs)]
         rows += [(None, scale)] * ("or none" in theirs)
     return rows
@@ -124,7 +124,7 @@ def test_a_new_run_steps_as_torchs_muon_and_adamw(theirs, ours, same_map, monkey
         model,
         **rate,
         weight_decay=0.1,
-        lr_scale=ours,
+        shape_scale=ours,
         polar=POLAR,
         transform=None,
         others=ps.AdamW(lr=3e-4),
@@ -668,11 +668,13 @@ def test_filters_whose_steps_had_another_scale_are_named(kernel, theirs):
     factor = "" if theirs == 1 else r" and lr_factor=2"
     message = (
         rf"{which}: KellerJordan's Muon .* of tall are multiplied by 1\.5 where they were by "
-        rf'{theirs:g}; .* a group with lr_scale="none"{factor}$'
+        rf'{theirs:g}; .* a group with shape_scale="none"{factor}$'
     )
     with pytest.warns(UserWarning, match=message):
         ps.convert.state_dict(saved, ps.Muon(named, **options))
-    mine = ps.Muon(named, **(options | {"lr_scale": "none", "lr_factor": theirs, "polar": POLAR}))
+    mine = ps.Muon(
+        named, **(options | {"shape_scale": "none", "lr_factor": theirs, "polar": POLAR})
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         mine.load_state_dict(ps.convert.state_dict(saved, mine))

@@ -56,7 +56,7 @@ MAPS = ["map", "map with state", "map around a map", "sketch", "finder"]
 
 def test_the_transform_clips(page: dict[str, Any]) -> None:
     W = Parameter(torch.zeros(8, 12, dtype=torch.float64))
-    optimizer = ps.Muon([W], lr=1.0, lr_scale="none", transform=page["Clipped"](1.0))
+    optimizer = ps.Muon([W], lr=1.0, shape_scale="none", transform=page["Clipped"](1.0))
     W.grad = gaussian(8, 12)
     optimizer.step()
     T = ps.NewtonSchulz(5, "polar-express")(1.95 * W.grad)

@@ -40,7 +40,7 @@ def test_what_the_constructors_take_and_give() -> None:
     rules = [("0.*", ps.SGD(lr=0.1)), ("4.bias", None)]
     ps.muon_for(net, 0.02, polar="auto", others=ps.AdamW(lr=3e-4), rules=rules)
     ps.muon_for(net, rules=[(nn.Linear, "muon"), (lambda name, p: p.ndim < 2, None)])
-    ps.muon_for(net, transform=ps.NormalizedRows(), lr_scale=lambda m, n: 1.0)
+    ps.muon_for(net, transform=ps.NormalizedRows(), shape_scale=lambda m, n: 1.0)
     ps.Muon((p for p in net.parameters() if p.ndim == 2), lr=torch.tensor(0.1))
     ps.Muon([(name, p) for name, p in net.named_parameters() if p.ndim == 2])
     head = ps.LowRank(48, sketch=ps.Warm(), inner=ps.NewtonSchulz(4, "polar-express-sketch"))

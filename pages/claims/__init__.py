@@ -22,7 +22,7 @@ by subject:
     wiki        its short runs, its size, and its text
     theory      γ, the noise of gradients, and rates
     embedding   the rate of the embedding, on a toy GPT
-    rms_rates   AdamW's rate with ``lr_scale="rms"``, on a toy GPT
+    rms_rates   AdamW's rate with ``shape_scale="rms"``, on a toy GPT
     ranks       bytes and products of steps on many ranks, by the ledger
     flops       what the ledger leaves unexplained of the paper's counts
     fuzzer      the recorded run of the fuzzer

@@ -159,7 +159,7 @@ def _columns_at_4096(name: str) -> int:
 
 @claim
 def price_of_rms() -> str:
-    """What ``lr_scale="rms"`` adds to a step, for three maps on two sets of matrices."""
+    """What ``shape_scale="rms"`` adds to a step, for three maps on two sets of matrices."""
     words = dict(zip(WITH_RMS, ("in full space", "with `Deflated`", "with `LowRank`"), strict=True))
     told = []
     for load in ("nanoGPT", "8B layer"):

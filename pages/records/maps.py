@@ -210,7 +210,7 @@ HEADLINE = (
         "`Deflated`, warm, a sixth, `NormalizedRows`",
     ),
     (
-        '… and `lr_scale="fan-ratio"`',
+        '… and `shape_scale="fan-ratio"`',
         "`Deflated`, warm, a sixth, `NormalizedRows`, `fan-ratio`",
     ),
     ("`polar=ps.LowRank(…, power=0)`", "`LowRank`, h = 0"),

@@ -21,7 +21,6 @@ from polarstep.scaling import resolve_scale
 
 __all__ = [
     "ELEMENTWISE",
-    "LR_SCALE",
     "NAMELESS",
     "PER_PARAMETER",
     "Group",
@@ -44,9 +43,6 @@ Nonfinite = Literal["propagate", "skip"]
 Rounding = Literal["nearest", "compensated"]
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# The key under which a group keeps the option ``lr_scale``. The key "lr_scale" itself belongs to timm's
-# schedulers, which multiply a group's learning rate by it. Users may give the option by either key.
-LR_SCALE = "shape_scale"
 # A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
 # Lists in a group with an entry for each parameter, where a group has them.
@@ -196,13 +192,13 @@ def is_transposed(group: Group) -> bool:
 
 def is_by_norm(group: Group) -> bool:
     """Whether the factor on a Muon group's learning rate depends on ‖T‖_F, and so on the map."""
-    return bool(group[LR_SCALE] == "rms")
+    return bool(group["shape_scale"] == "rms")
 
 
 def scale_of(group: Group, device: torch.device) -> Callable[[int, int], float]:
     """The factor on a Muon group's learning rate, for a matrix that is stored as m × n."""
     scale, by_norm, transposed = (
-        resolve_scale(group[LR_SCALE]),
+        resolve_scale(group["shape_scale"]),
         is_by_norm(group),
         is_transposed(group),
     )

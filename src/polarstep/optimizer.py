@@ -19,7 +19,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.elementwise_rule import ELEMENTWISE
 from polarstep.engines.replay import ReplayedStep
 from polarstep.given import listed_group, listed_params
-from polarstep.groups import LR_SCALE, Group, Nonfinite, Rounding, check_new, check_params
+from polarstep.groups import Group, Nonfinite, Rounding, check_new, check_params
 from polarstep.guards.captured import (
     check_draws,
     check_started,
@@ -41,7 +41,7 @@ from polarstep.rates import measure, measured_factor, to_be_measured
 from polarstep.routing.added import sorted_by_rule
 from polarstep.routing.known_model import KnownModel
 from polarstep.routing.routes import Routes, routes_of
-from polarstep.scaling import LrScale
+from polarstep.scaling import ShapeScale
 from polarstep.stepping.collect import Work
 from polarstep.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.torch_compile import not_compiled
@@ -84,7 +84,7 @@ class Muon(Checkpointed):
         polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
             :class:`polarstep.Auto`, which chooses a map for each shape.
         weight_decay: λ, decoupled.
-        lr_scale: the factor scale(m, n) on η. ``"none"``: 1. ``"spectral"``: √max(1, m/n).
+        shape_scale: the factor scale(m, n) on η. ``"none"``: 1. ``"spectral"``: √max(1, m/n).
             ``"fan-ratio"``: √(m/n), with which wide matrices take shorter steps. ``"rms"``: the factor
             with which the entries of an update have a root mean square (RMS) of 0.2·lr, as AdamW's
             updates have, roughly. Or a function of (m, n).
@@ -92,8 +92,7 @@ class Muon(Checkpointed):
             it is 0.2·√(mn)/‖T‖_F, but at most 0.6·√(mn/ℓ), since momentum of few directions would
             otherwise take very long steps. The RMS is smaller where ‖T‖²_F < ℓ/9, and in full space
             where some singular values are not lifted to one (:mod:`polarstep.scaling` has
-            figures). In ``param_groups`` the key is ``"shape_scale"``, as timm's schedulers write to
-            ``"lr_scale"``.
+            figures).
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.
         split_sizes: the number of outputs (rows) of each matrix in a fused projection. Each matrix gets
@@ -140,7 +139,7 @@ class Muon(Checkpointed):
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.checkpoints.plain`), which ``torch.load``
     reads with ``weights_only=True``, its default. Define the class of a map or a rule of your own before
-    :meth:`load_state_dict`. Of an ``lr_scale`` function a checkpoint has the name alone: give a function
+    :meth:`load_state_dict`. Of a ``shape_scale`` function a checkpoint has the name alone: give a function
     of that name to the new optimizer.
 
     >>> from polarstep import Exact
@@ -163,7 +162,7 @@ class Muon(Checkpointed):
         nesterov: bool = True,
         polar: PolarMap | Literal["auto"] | None = None,
         weight_decay: float = 0.0,
-        lr_scale: LrScale = "spectral",
+        shape_scale: ShapeScale = "spectral",
         layout: MatrixLayout = "auto",
         split_sizes: Sequence[int] | None = None,
         split_columns: Sequence[int] | None = None,
@@ -185,7 +184,7 @@ class Muon(Checkpointed):
             "nesterov": nesterov,
             "polar": NewtonSchulz() if polar is None else polar,
             "weight_decay": weight_decay,
-            LR_SCALE: lr_scale,
+            "shape_scale": shape_scale,
             "layout": layout,
             "split_sizes": split_sizes,
             "split_columns": split_columns,

@@ -23,7 +23,7 @@ from polarstep.checked_values import (
 )
 from polarstep.elementwise import WITHOUT_DECAY
 from polarstep.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
-from polarstep.groups import LR_SCALE, PER_PARAMETER, Group, Nonfinite, Rounding, check_params
+from polarstep.groups import PER_PARAMETER, Group, Nonfinite, Rounding, check_params
 from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
 from polarstep.misnamed import REMEDIES, SYNONYMS
@@ -127,15 +127,14 @@ def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
 
 def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
     """The names of the options that a group with ``algorithm`` has, as users give them."""
-    options = _defaults_of(algorithm, muon_defaults)
-    return {"lr_scale" if option == LR_SCALE else option for option in options}
+    return set(_defaults_of(algorithm, muon_defaults))
 
 
 def check_and_normalize(group: Group) -> None:
     """Raise a ``ValueError`` or ``TypeError`` for the first bad or missing option of a group.
 
     Options that may be written in several ways are rewritten to the way that a step reads: an ``lr`` a
-    rounding error below zero, ``lr_scale`` and ``polar="auto"``. Users may write to a group between
+    rounding error below zero, and ``polar="auto"``. Users may write to a group between
     steps, so a step calls this for a group in which something has changed (:class:`CheckedOptions`).
     """
     try:
@@ -188,8 +187,6 @@ def _check_and_normalize(group: Group) -> None:
                 f"{REMEDIES[option]}"
             )
     if algorithm == "muon":
-        if "lr_scale" in group:
-            group[LR_SCALE] = group.pop("lr_scale")
         _check_and_normalize_muon(group)
     else:
         build: Callable[..., Any] = ELEMENTWISE[algorithm]
@@ -250,7 +247,7 @@ def _check_and_normalize_muon(group: Group) -> None:
         )
     for option in ("polar", "transform"):
         _check_hashable(option, group[option])
-    resolve_scale(group[LR_SCALE])
+    resolve_scale(group["shape_scale"])
     if group["layout"] not in get_args(Layout):
         raise ValueError(
             f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
@@ -316,7 +313,7 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
         )
     own, muon = (known_options(each, muon_defaults) for each in (algorithm, "muon"))
     others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
-    for key in sorted(set(group) - own - {*RESERVED, LR_SCALE}):
+    for key in sorted(set(group) - own - set(RESERVED)):
         close = difflib.get_close_matches(key.lower(), own - COUNTED, n=1, cutoff=0.8)
         meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
         hint = f"did you mean {meant!r}? " if meant else ""

@@ -3,12 +3,12 @@
 All groups of :func:`polarstep.muon_for` have the same ``lr``, which schedules and loops may change. What
 a role needs beside it lies in the group's ``lr_factor``:
 
-* hidden matrices: 1, times the factor of their shape (``lr_scale``);
+* hidden matrices: 1, times the factor of their shape (``shape_scale``);
 * embeddings, heads, routers and other matrices that go to a rule without a rate of its own, as
   ``AdamW()``: :data:`PER_SIZE` times the root mean square (RMS) of their entries. Each embedding and
   each head is a group by itself; other matrices of one role and one shape share a group;
 * vectors, and matrices that begin at zero or close to it: :data:`FIXED`;
-* with ``lr_scale="rms"``, where ``lr`` is a rate as AdamW has it: 1 for all of these;
+* with ``shape_scale="rms"``, where ``lr`` is a rate as AdamW has it: 1 for all of these;
 * a rule with a rate of its own, as ``AdamW(lr=1e-3)``: that rate divided by ``lr``.
 
 An AdamW step changes an entry by about its rate, so the rate should be in proportion to the entries.
@@ -73,12 +73,12 @@ def beside(rule: Elementwise, lr: float | Tensor, factor: float | None) -> Group
     return in_proportion(options, lr, f"{type(rule).__name__}(lr={options['lr']:g})")
 
 
-def usual_factor(lr_scale: object, *, has_size: bool = False) -> float | None:
+def usual_factor(shape_scale: object, *, has_size: bool = False) -> float | None:
     """The factor for a rule without a rate of its own; ``has_size``: whether it is a matrix.
 
     ``None`` if the entries are to be measured.
     """
-    if lr_scale == "rms":
+    if shape_scale == "rms":
         return 1.0
     return None if has_size else FIXED
 

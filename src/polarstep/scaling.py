@@ -70,9 +70,17 @@ from torch import Tensor
 from polarstep.checked_values import is_number
 from polarstep.maps import Polar, PolarMap
 
-__all__ = ["RMS", "SCALES", "LrScale", "at_assumed_norm", "corrected", "resolve_scale", "to_norm"]
+__all__ = [
+    "RMS",
+    "SCALES",
+    "ShapeScale",
+    "at_assumed_norm",
+    "corrected",
+    "resolve_scale",
+    "to_norm",
+]
 
-LrScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, int], float]
+ShapeScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, int], float]
 
 # The root mean square of the entries of an update by "rms", in units of η, about as with AdamW.
 RMS = 0.2
@@ -107,7 +115,7 @@ SCALES: dict[str, Callable[[int, int, int], float]] = {
 }
 
 
-def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
+def resolve_scale(scale: ShapeScale) -> Callable[[int, int, int], float]:
     """The function (m, n, effective rank of T) ↦ factor for a name, or for a function of (m, n).
 
     >>> resolve_scale("spectral")(3072, 768, 768), resolve_scale("spectral")(768, 3072, 768)
@@ -122,7 +130,7 @@ def resolve_scale(scale: LrScale) -> Callable[[int, int, int], float]:
     if scale not in SCALES:
         number = f"; a factor for a group is lr_factor={scale}" if is_number(scale) else ""
         raise ValueError(
-            f"lr_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → "
+            f"shape_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → "
             f"factor{number}"
         )
     return SCALES[scale]
@@ -133,7 +141,7 @@ def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
     value = scale(m, n)
     if not is_number(value) or not 0 <= value < math.inf:
         raise ValueError(
-            f"lr_scale({m}, {n}) is {value!r}: expected a finite number ≥ 0, the factor on lr for a "
+            f"shape_scale({m}, {n}) is {value!r}: expected a finite number ≥ 0, the factor on lr for a "
             f"{m}×{n} matrix"
         )
     return value

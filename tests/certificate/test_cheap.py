@@ -161,7 +161,9 @@ def test_a_monitor_bounds_gamma_of_deflated_maps_at_every_scale(transform, scale
     polar = ps.Deflated(ps.LowRank(12, 4, always_sketch=True))
     G = gaussian(48, 64, dtype=torch.float32) * scale
     p = torch.nn.Parameter(torch.zeros(48, 64))
-    optimizer = ps.Muon([p], 1.0, polar=polar, transform=transform, lr_scale="none", momentum=0.0)
+    optimizer = ps.Muon(
+        [p], 1.0, polar=polar, transform=transform, shape_scale="none", momentum=0.0
+    )
     with Monitor(optimizer, 1, exact=False, tail=False) as monitor:
         p.grad = G
         optimizer.step()

@@ -90,7 +90,7 @@ def alone() -> Iterator[Row]:
             k = i + j
             transform = "rows" if (i + j // 2) % 2 else ""
             options = {
-                "lr_scale": SCALES[k % 4],
+                "shape_scale": SCALES[k % 4],
                 "nesterov": (k // 4) % 2 == 0,
                 "weight_decay": (0.0, 0.1)[(i + j // 4) % 2],
                 "nonfinite": ("propagate", "skip")[(i // 2 + j) % 2],
@@ -107,7 +107,7 @@ def alone() -> Iterator[Row]:
                 "weight_decay": 0.1,
                 "nesterov": (i + j // 2) % 2 == 0,
                 "nonfinite": ("propagate", "skip")[(i // 2 + j) % 2],
-                "lr_scale": SCALES[j],
+                "shape_scale": SCALES[j],
             }
             shapes, view = list(LAYOUTS.values())[(i + 2 * j) % len(LAYOUTS)]
             name = ", ".join(filter(None, (precision, polar, transform)))
@@ -136,7 +136,7 @@ def kernels() -> Iterator[Row]:
                 "nesterov": nesterov,
                 "weight_decay": decay,
                 "nonfinite": "skip" if skip else "propagate",
-                "lr_scale": SCALES[(i + j) % 4],
+                "shape_scale": SCALES[(i + j) % 4],
             }
             shapes: Shapes = [(16, 32), (32, 16), (16, 32)] if j != 1 else [(2, 16, 32), (16, 32)]
             if j == 2:
@@ -168,7 +168,7 @@ def ranks() -> Iterator[Row]:
             transform = "rows" if (i + j) % 3 == 0 else ""
             options = {
                 "plan": plan,
-                "lr_scale": SCALES[(i + j) % 4],
+                "shape_scale": SCALES[(i + j) % 4],
                 "nesterov": (i + j // 2) % 2 == 0,
                 "weight_decay": 0.1,
                 "nonfinite": ("propagate", "skip")[(i // 2 + j) % 2],

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
 from pathlib import Path
@@ -48,7 +49,7 @@ def optimizer_of(row: Row, params: list[torch.nn.Parameter]) -> ps.Muon:
     *matrices, first, second, third = params
     last = len(matrices) - 1
     common = {"lr": 0.1, "momentum": 0.95, "nesterov": True, "weight_decay": 0.0, "seed": 3}
-    common |= {"lr_scale": "spectral", "fused": True}
+    common |= {"shape_scale": "spectral", "fused": True}
     groups: list[dict[str, Any]] = [
         {"params": matrices[:last]},
         {"params": matrices[last:], "lr": torch.tensor(0.05) if row.steps == 5 else 0.05},
@@ -58,7 +59,10 @@ def optimizer_of(row: Row, params: list[torch.nn.Parameter]) -> ps.Muon:
     more: dict[str, Any] = {}
     if row.layout == "copies":
         more["process_group"] = torch.distributed.group.WORLD
-    optimizer = ps.Muon(groups, **(common | row.make() | row.options | more))
+    options = common | row.make() | row.options | more
+    if "shape_scale" not in inspect.signature(ps.Muon).parameters:  # the tree before the house
+        options["lr_scale"] = options.pop("shape_scale")
+    optimizer = ps.Muon(groups, **options)
     for group in optimizer.param_groups[:2]:
         group["step"] = FIRST_STEP
     return optimizer

@@ -228,7 +228,7 @@ def _muon_options(choose: Choices) -> dict[str, Any]:
         "polar": polar or NewtonSchulz(5, "polar-express"),
         "momentum": choose.one_of(0.0, 0.5, 0.9, 0.95),
         "nesterov": choose.whether(0.6),
-        "lr_scale": choose.one_of("none", "spectral", "fan-ratio", "rms"),
+        "shape_scale": choose.one_of("none", "spectral", "fan-ratio", "rms"),
         "transform": choose.one_of(None, None, None, NormalizedRows(choose.one_of(0.0, 0.5, 0.95))),
         "seed": choose.random.randrange(3),
     }

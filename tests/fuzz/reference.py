@@ -81,7 +81,7 @@ class Reference:
 
     def _scale(self, place: int, shape: torch.Size) -> float:
         """The factor on lr; for "rms" by max(‖Z‖²_F, ℓ/9), ‖T‖²_F as the package says, or min(m, n)."""
-        name = self.options["shape_scale"]  # where a group keeps lr_scale
+        name = self.options["shape_scale"]  # where a group keeps shape_scale
         return SCALES[name](*shape, self._memory[place].get("squared_norm", min(shape)))
 
     def _factor(self, place: int, M: Tensor, step: int) -> Tensor:

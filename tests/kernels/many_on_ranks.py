@@ -38,7 +38,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "owner",
         {
             "polar": ps.Deflated(ps.LowRank(4, 2, **SKETCH), ps.NewtonSchulz(1, "flat")),
-            "lr_scale": "rms",
+            "shape_scale": "rms",
         },
     ),
     "replicated, warm": ("replicated", WARM),

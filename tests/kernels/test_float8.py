@@ -298,7 +298,8 @@ def test_an_optimizer_applies_the_step_that_its_hooks_see(
     X = [torch.nn.Parameter(randn(*shape, device=device, seed=i)) for i in range(3)]
     twins = [torch.nn.Parameter(x.detach().clone()) for x in X]
     seen, other = (
-        ps.Muon(each, lr=0.5, weight_decay=0.1, polar=polar, lr_scale="none") for each in (X, twins)
+        ps.Muon(each, lr=0.5, weight_decay=0.1, polar=polar, shape_scale="none")
+        for each in (X, twins)
     )
     applied: list[Observed] = []
     seen.register_polar_hook(applied.append)

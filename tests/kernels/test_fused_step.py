@@ -112,7 +112,7 @@ def test_a_sketch_as_wide_as_real_ones_moves_the_weights(
     """X ← X − T, for the T that hooks see: all of it, and not by weight decay."""
     polar = replace(polar, rank=128, oversample=10)
     p = torch.nn.Parameter(torch.zeros(shape, device=device))
-    opt = ps.Muon([p], lr=1.0, lr_scale="none", polar=polar)
+    opt = ps.Muon([p], lr=1.0, shape_scale="none", polar=polar)
     seen: list[Tensor] = []
     precisions: set[torch.dtype] = set()
 
@@ -244,7 +244,7 @@ def test_a_scale_that_changes_between_steps_is_asked_at_every_step(device: torch
 
     for fused in (True, False):
         params = parameters(device)[:3]
-        opt = ps.Muon(params, lr=0.1, polar=MAPS[0], lr_scale=scale, fused=fused)
+        opt = ps.Muon(params, lr=0.1, polar=MAPS[0], shape_scale=scale, fused=fused)
         for step in range(6):
             factor["now"] = float(step % 3)
             set_gradients(params, step)

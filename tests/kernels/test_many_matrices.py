@@ -49,7 +49,7 @@ def most_at_a_time(grids: list[tuple[int, ...]]) -> int:
 
 
 @pytest.mark.parametrize("polar", MAPS, ids=["full space", "warm", "deflated"])
-@pytest.mark.parametrize("lr_scale", ["spectral", "rms"])
+@pytest.mark.parametrize("shape_scale", ["spectral", "rms"])
 @pytest.mark.parametrize(
     "shapes", [[(16, 32)] * 7, [(7, 16, 32), (16, 32)]], ids=["many parameters", "a stack"]
 )
@@ -58,7 +58,7 @@ def test_a_step_on_many_matrices_is_made_in_parts(
     grids: list[tuple[int, ...]],
     monkeypatch: pytest.MonkeyPatch,
     polar: ps.PolarMap,
-    lr_scale: Any,
+    shape_scale: Any,
     shapes: list[tuple[int, ...]],
 ) -> None:
     ends = []
@@ -66,7 +66,7 @@ def test_a_step_on_many_matrices_is_made_in_parts(
         monkeypatch.setattr(kernels, "MOST_MATRICES", most)
         g = torch.Generator().manual_seed(0)
         params = [torch.nn.Parameter(torch.randn(s, generator=g).to(device)) for s in shapes]
-        optimizer = ps.Muon(params, lr=0.1, polar=polar, lr_scale=lr_scale, nonfinite="skip")
+        optimizer = ps.Muon(params, lr=0.1, polar=polar, shape_scale=shape_scale, nonfinite="skip")
         grids.clear()
         for _ in range(2):
             for p in params:

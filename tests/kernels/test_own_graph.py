@@ -67,7 +67,7 @@ def start(device: torch.device, polar: ps.LowRank, fused: bool) -> tuple[list[Te
     params = [nn.Parameter(torch.zeros(shape, device=device)) for shape in SHAPES]
     for p, G in zip(params, gradients(device, 0), strict=True):
         p.grad = G
-    options = {"lr": 1.0, "momentum": 0.0, "lr_scale": "none"}
+    options = {"lr": 1.0, "momentum": 0.0, "shape_scale": "none"}
     return params, ps.Muon(params, polar=polar, fused=fused, **options)
 
 

@@ -68,7 +68,7 @@ def updates(
     Steps on float64 weights have no kernels, and round nothing. ``look`` is a polar hook.
     """
     p = torch.nn.Parameter(torch.zeros_like(gradients[0], device=device))
-    options = {"lr": 1.0, "momentum": 0.0, "lr_scale": "none"} | options
+    options = {"lr": 1.0, "momentum": 0.0, "shape_scale": "none"} | options
     optimizer = ps.Muon([p], polar=polar, fused=True, **options)
     if look is not None:
         optimizer.register_polar_hook(look)
@@ -141,7 +141,7 @@ def test_updates_have_the_rms_of_adamw(device: torch.device, name: str, dtype: t
         for step in range(2)
     ]
     gradients = [gradient.to(dtype) for gradient in gradients]
-    for T in updates(MAPS[name], gradients, device, lr_scale="rms"):
+    for T in updates(MAPS[name], gradients, device, shape_scale="rms"):
         normal, towering = T.square().mean((-2, -1)).sqrt().tolist()
         if name in FULL:  # 0.2·√n·T, whatever the spectrum
             assert 0.15 < normal < 0.21

@@ -1,4 +1,4 @@
-"""``lr_scale="rms"`` in the fused step: it takes the steps of the plain one, with every map."""
+"""``shape_scale="rms"`` in the fused step: it takes the steps of the plain one, with every map."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def test_fused_updates_have_the_rms_of_adamw(device: torch.device, polar: ps.Pol
     moved = []
     for fused in (True, False):
         params = [torch.nn.Parameter(torch.zeros(48, 64, device=device)) for _ in range(3)]
-        groups = [{"params": params[:2], "lr_scale": "rms"}, {"params": params[2:]}]
-        optimizer = ps.Muon(groups, lr=1.0, polar=polar, lr_scale="none", fused=fused)
+        groups = [{"params": params[:2], "shape_scale": "rms"}, {"params": params[2:]}]
+        optimizer = ps.Muon(groups, lr=1.0, polar=polar, shape_scale="none", fused=fused)
         for step in range(4):
             before = [p.detach().clone() for p in params]
             for i, p in enumerate(params):
@@ -59,7 +59,7 @@ def test_fused_updates_keep_it_where_few_directions_tower(
     """Three times as the first, by graphs after that, of matrices with and without such directions."""
     shapes = [(48, 64), (64, 48), (48, 64), (3, 48, 96)]
     params = [torch.nn.Parameter(torch.zeros(s, device=device, dtype=dtype)) for s in shapes]
-    optimizer = ps.Muon(params, lr=1.0, polar=polar, lr_scale="rms", fused=True)
+    optimizer = ps.Muon(params, lr=1.0, polar=polar, shape_scale="rms", fused=True)
     for step in range(5):
         before = [p.detach().clone() for p in params]
         for i, p in enumerate(params):
@@ -87,7 +87,7 @@ def test_fused_steps_are_bounded_where_few_directions_are_there(
     found = {}
     for scale in ("rms", "none"):
         params = [torch.nn.Parameter(torch.zeros(48, 64, device=device)) for _ in gradients]
-        optimizer = ps.Muon(params, lr=1.0, polar=polar, lr_scale=scale, fused=True)
+        optimizer = ps.Muon(params, lr=1.0, polar=polar, shape_scale=scale, fused=True)
         before: list[torch.Tensor] = []
         for _ in range(3):
             before = [p.detach().clone() for p in params]
@@ -116,9 +116,9 @@ def test_other_scales_ask_for_no_norm(
         monkeypatch.setattr(module, "counted_norm", refuse)
     p = torch.nn.Parameter(torch.zeros(48, 64, device=device))
     p.grad = gaussian(48, 64).float().to(device)
-    ps.Muon([p], polar=polar, lr_scale="spectral", fused=True).step()
+    ps.Muon([p], polar=polar, shape_scale="spectral", fused=True).step()
     with pytest.raises(AssertionError, match="asked"):
-        ps.Muon([p], polar=polar, lr_scale="rms", fused=True).step()
+        ps.Muon([p], polar=polar, shape_scale="rms", fused=True).step()
 
 
 def test_a_scale_may_change_between_steps(device: torch.device) -> None:
@@ -126,7 +126,7 @@ def test_a_scale_may_change_between_steps(device: torch.device) -> None:
     optimizer = ps.Muon([p], lr=1.0, polar=MAPS["one step"])
     sizes = []
     for scale in ("none", "none", "none", "rms", "rms", "rms", "none"):
-        optimizer.param_groups[0]["lr_scale"] = scale
+        optimizer.param_groups[0]["shape_scale"] = scale
         p.grad, before = gaussian(48, 64).float().to(device), p.detach().clone()
         optimizer.step()
         sizes.append((p.detach() - before).square().mean().sqrt().item())

@@ -275,7 +275,7 @@ def test_either_kind_of_start_goes_on_with_the_other_map(
 @pytest.mark.parametrize("when", [0, 2])
 def test_a_skipped_parameter_keeps_its_start(device: torch.device, when: int, fused: bool) -> None:
     params = parameters(device)
-    opt = ps.Muon(params, lr=0.1, polar=POLAR, nonfinite="skip", fused=fused, lr_scale="none")
+    opt = ps.Muon(params, lr=0.1, polar=POLAR, nonfinite="skip", fused=fused, shape_scale="none")
     for step in range(4):
         kept = [
             {key: v.clone() for key, v in opt.state[p].items() if key != "momentum_buffer"}
@@ -297,7 +297,7 @@ def test_a_hook_sees_the_step_and_does_not_change_it(device: torch.device) -> No
     ends = []
     for watched in (True, False):
         params = [nn.Parameter(torch.zeros_like(p)) for p in parameters(device)]
-        opt = ps.Muon(params, lr=1.0, lr_scale="none", polar=POLAR)
+        opt = ps.Muon(params, lr=1.0, shape_scale="none", polar=POLAR)
 
         def look(bucket: Any) -> None:
             T = bucket.factors.Q @ bucket.factors.Z

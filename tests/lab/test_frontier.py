@@ -380,7 +380,7 @@ def test_every_second_step_lifts_the_rest(frontier, form, shape):
     G = torch.randn(*shape, generator=numbers) @ torch.diag(torch.linspace(1, 0.1, shape[1]) ** 2)
     moved, params = {}, {name: torch.nn.Parameter(torch.zeros(shape)) for name in maps}
     optimizers = {
-        name: ps.Muon([params[name]], lr=1.0, polar=polar, seed=0, momentum=0.0, lr_scale="none")
+        name: ps.Muon([params[name]], lr=1.0, polar=polar, seed=0, momentum=0.0, shape_scale="none")
         for name, polar in maps.items()
     }
     for step in range(4):
@@ -507,7 +507,7 @@ def test_steps_apart_in_low_precision_are_near_the_polar_factor(frontier, apart,
     for shape in ((96, 160), (160, 96)):
         M = falling(*shape, leading=200.0)
         p = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))
-        options = {"lr": 1.0, "momentum": 0.0, "lr_scale": "none"}
+        options = {"lr": 1.0, "momentum": 0.0, "shape_scale": "none"}
         optimizer = ps.Muon([p], polar=polar, seed=0, **options)
         for _ in range(3):
             p.data.zero_()

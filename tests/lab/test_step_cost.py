@@ -139,7 +139,7 @@ def test_muon_by_hand_takes_the_steps_of_the_package(step):
         lambda params: step.optimizers.HandWritten(params, 7),
         lambda params: step.optimizers.Batched(params, 7),
         lambda params: ps.Muon(
-            params, lr=1e-5, momentum=0.95, polar=ps.NewtonSchulz(7, "quintic"), lr_scale="none"
+            params, lr=1e-5, momentum=0.95, polar=ps.NewtonSchulz(7, "quintic"), shape_scale="none"
         ),
     ):
         torch.manual_seed(0)

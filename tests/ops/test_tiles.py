@@ -234,7 +234,7 @@ def test_an_optimizer_takes_the_step(shape, tiles):
     for polar in (ROUNDED, EXACT):
         p = torch.nn.Parameter(torch.zeros(shape))
         p.grad = gaussian(*shape).float()
-        optimizer = ps.Muon([p], lr=1.0, polar=polar, lr_scale="none", weight_decay=0.0)
+        optimizer = ps.Muon([p], lr=1.0, polar=polar, shape_scale="none", weight_decay=0.0)
         optimizer.step()
         ends.append(p.detach().double())
     assert "in bfloat16" in str(ps.Muon([p], polar=ROUNDED).routes)

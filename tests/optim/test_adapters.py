@@ -58,7 +58,7 @@ def test_a_step_moves_the_layer_no_further_than_a_step_of_its_own(scaling, shape
     layer = Lora(*shape, scaling=scaling)
     model = in_a_model(layer)
     lr = 1e-3
-    optimizer = muon_for(model, lr, polar=Exact(), lr_scale=scale)
+    optimizer = muon_for(model, lr, polar=Exact(), shape_scale=scale)
     m, n = shape
     full = {
         "spectral": math.sqrt(max(1, m / n)),
@@ -149,7 +149,7 @@ def test_factors_stored_the_other_way_round_take_the_same_steps(shape, scale):
             in_a_model(layer),
             1e-3,
             polar=Exact(),
-            lr_scale=scale,
+            shape_scale=scale,
             transform=NormalizedRows(),
         )
         for k in range(3):

@@ -453,7 +453,7 @@ def by_width(m: int, n: int) -> float:
 
 def test_a_checkpoint_opens_where_polarstep_is_not_installed(tmp_path):
     model = SmallGPT("untied")
-    options = {"lr_scale": by_width, "polar": LowRank(4, 2), "transform": NormalizedRows()}
+    options = {"shape_scale": by_width, "polar": LowRank(4, 2), "transform": NormalizedRows()}
     optimizer = muon_for(model, **options)
     backward(model)
     optimizer.step()
@@ -477,7 +477,7 @@ def test_a_checkpoint_opens_where_polarstep_is_not_installed(tmp_path):
     assert again.param_groups[0]["shape_scale"] is by_width
     assert again.param_groups[0]["polar"] == LowRank(4, 2)
     other = muon_for(model, polar=LowRank(4, 2))
-    with pytest.raises(ValueError, match=r"lr_scale of the checkpoint is .*by_width"):
+    with pytest.raises(ValueError, match=r"shape_scale of the checkpoint is .*by_width"):
         other.load_state_dict(torch.load(path, weights_only=True)["optimizer"])
 
 

@@ -60,7 +60,7 @@ def test_it_trains(polar, dtype):
     """Towards a target matrix, whose distance in the nuclear norm falls by lr·min(m, n) a step."""
     target = gaussian(32, 48, seed=1).to(dtype)
     p = nn.Parameter(torch.zeros(32, 48, dtype=dtype))
-    optimizer = ps.Muon([p], lr=0.5, momentum=0.5, lr_scale="none", polar=polar)
+    optimizer = ps.Muon([p], lr=0.5, momentum=0.5, shape_scale="none", polar=polar)
     losses = []
     for _ in range(12):
         loss = (p - target).float().square().sum()

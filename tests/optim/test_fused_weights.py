@@ -73,7 +73,7 @@ def steps(params: list[Tensor], gradients: list[list[Tensor]], **options: object
 @pytest.mark.parametrize("scale", ["spectral", "rms", lambda m, n: m / n])
 def test_a_transposed_weight_takes_the_transposed_step(shape, transform, scale):
     start, gradients = gaussian(*shape, seed=1), [gaussian(*shape, seed=k) for k in range(3)]
-    options = {"lr_scale": scale, "transform": transform, "lr_factor": 0.5}
+    options = {"shape_scale": scale, "transform": transform, "lr_factor": 0.5}
     (usual,) = steps([Parameter(start.clone())], [[g] for g in gradients], **options)
     stored = Parameter(start.mT.contiguous())
     (ours,) = steps([stored], [[g.mT] for g in gradients], layout="transposed", **options)

@@ -22,7 +22,7 @@ def stepped(
 ) -> Tensor:
     """A weight after ``count`` steps, all in one direction, each far below its precision."""
     W = Parameter((gaussian(*shape, seed=1) + 1).bfloat16().to(dtype))
-    optimizer = Muon([W], **({"lr": 3e-3, "polar": Exact(), "lr_scale": "none"} | options))
+    optimizer = Muon([W], **({"lr": 3e-3, "polar": Exact(), "shape_scale": "none"} | options))
     for _ in range(count):
         W.grad = gaussian(*shape, seed=2).to(dtype)
         optimizer.step()

@@ -231,7 +231,7 @@ def test_a_run_that_is_resumed_at_the_end_of_a_schedule():
     assert not told(model, resumed, 101)
 
 
-@pytest.mark.parametrize("options", [{"lr": 3e-4, "lr_scale": "rms"}, {"lr": 2e-3}, {"lr": 0.0}])
+@pytest.mark.parametrize("options", [{"lr": 3e-4, "shape_scale": "rms"}, {"lr": 2e-3}, {"lr": 0.0}])
 def test_low_rates_that_are_meant(options):
     model = mlp(8, 8, 8, 2)
     assert not told(model, muon_for(model, **options), 101)

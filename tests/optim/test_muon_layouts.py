@@ -54,9 +54,9 @@ def test_convolutions(scale):
     for shape, layout in (((8, 3, 2, 2), "auto"), ((8, 3, 2), "conv"), ((4, 2, 2, 2, 2), "auto")):
         W = Parameter(gaussian(*shape, seed=9))
         start = W.detach().reshape(shape[0], -1).clone()
-        step(W, layout=layout, lr_scale=scale)
+        step(W, layout=layout, shape_scale=scale)
         gradients = [[gaussian(*shape, seed=k).reshape(shape[0], -1)] for k in range(3)]
-        (expected,) = by_hand([start], gradients, lr_scale=scale)
+        (expected,) = by_hand([start], gradients, shape_scale=scale)
         torch.testing.assert_close(W.detach().reshape(shape[0], -1), expected)
 
 
@@ -89,13 +89,13 @@ def test_fused_projections(split, experts):
     shape = (experts, 12, 5) if experts else (12, 5)
     W = Parameter(gaussian(*shape, seed=9))
     start = W.detach().clone().reshape(-1, 12, 5)
-    step(W, split_sizes=split, lr_scale="rms")
+    step(W, split_sizes=split, shape_scale="rms")
 
     def cut(X):
         return [piece for one in X.reshape(-1, 12, 5) for piece in one.split(split)]
 
     expected = by_hand(
-        cut(start), [cut(gaussian(*shape, seed=k)) for k in range(3)], lr_scale="rms"
+        cut(start), [cut(gaussian(*shape, seed=k)) for k in range(3)], shape_scale="rms"
     )
     torch.testing.assert_close(W.detach().reshape(-1, 5), torch.cat(expected))
 
@@ -126,7 +126,7 @@ def test_a_group_may_override_everything():
         "nesterov": False,
         "polar": NewtonSchulz(3, "cubic"),
         "weight_decay": 0.2,
-        "lr_scale": "rms",
+        "shape_scale": "rms",
     }
     together = Muon([{"params": [a]}, {"params": [b], **own}], polar=Exact())
     c, d = (Parameter(gaussian(4, 6)) for _ in range(2))

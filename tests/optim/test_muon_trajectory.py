@@ -60,7 +60,7 @@ def test_is_equation_1(shape, nesterov, decay, scale):
         nesterov=nesterov,
         polar=Exact(),
         weight_decay=decay,
-        lr_scale=scale if scale in SCALES else function,
+        shape_scale=scale if scale in SCALES else function,
     )
     start = X.detach().numpy().copy()
     train(optimizer, {X: gradient}, 8)
@@ -105,7 +105,7 @@ def test_follows_torchs_muon(shape, nesterov, adjust, scale):
 
     start = gaussian(*shape).float()
     theirs = trained(torch.optim.Muon, adjust_lr_fn=adjust)
-    ours = trained(Muon, polar=jordan, lr_scale=scale)
+    ours = trained(Muon, polar=jordan, shape_scale=scale)
     error = (ours - theirs).norm() / (theirs - start).norm()
     assert error < 0.02
     # The tolerance means something: any other setting is further away.
@@ -113,12 +113,12 @@ def test_follows_torchs_muon(shape, nesterov, adjust, scale):
         {"nesterov": not nesterov},
         {"momentum": 0.8},
         {"weight_decay": 0.0},
-        {"lr_scale": "none"},
+        {"shape_scale": "none"},
         {"polar": NewtonSchulz(5, "quintic")},
     ):
-        if wrong == {"lr_scale": "none"} and scale == "spectral" and shape[0] <= shape[1]:
+        if wrong == {"shape_scale": "none"} and scale == "spectral" and shape[0] <= shape[1]:
             continue  # where the two scales agree
-        other = trained(Muon, **({"polar": jordan, "lr_scale": scale} | wrong))
+        other = trained(Muon, **({"polar": jordan, "shape_scale": scale} | wrong))
         assert (other - theirs).norm() / (theirs - start).norm() > 1.5 * error, wrong
 
 

@@ -254,7 +254,7 @@ def test_a_map_has_one_of_two_methods():
     assert pickle.loads(pickle.dumps(StepAlone())) == copy.deepcopy(StepAlone()) == StepAlone()
     W = torch.nn.Parameter(torch.zeros(4, 6, dtype=M.dtype))
     W.grad = M
-    ps.Muon([W], polar=StepAlone(), lr=1.0, lr_scale="none", nesterov=False).step()
+    ps.Muon([W], polar=StepAlone(), lr=1.0, shape_scale="none", nesterov=False).step()
     torch.testing.assert_close(-W.detach(), ps.Exact()(M))
 
 

@@ -153,7 +153,7 @@ class Counting(ps.PolarMap):
 
 def test_a_map_may_begin_with_a_carry_of_its_own() -> None:
     params = [torch.nn.Parameter(torch.zeros(4, 6)) for _ in range(2)]
-    optimizer = ps.Muon(params, lr=1.0, lr_scale="none", polar=Counting(), momentum=0.0)
+    optimizer = ps.Muon(params, lr=1.0, shape_scale="none", polar=Counting(), momentum=0.0)
     G = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     for _ in range(3):
         for p in params:

@@ -18,7 +18,6 @@ from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap, Warm
 from polarstep.checkpoints.plain import decoded, encoded
-from polarstep.groups import LR_SCALE
 
 
 @dataclass(frozen=True)
@@ -75,7 +74,9 @@ def test_plain_values_stay(value) -> None:
 
 
 def test_a_checkpoint_has_plain_values_only(tmp_path) -> None:
-    content = saved(polar=LowRank(2, 0, inner=Halved()), transform=NormalizedRows(), lr_scale=tenth)
+    content = saved(
+        polar=LowRank(2, 0, inner=Halved()), transform=NormalizedRows(), shape_scale=tenth
+    )
     torch.save(content, tmp_path / "checkpoint.pt")
     safe = torch.serialization.get_safe_globals()
     torch.serialization.clear_safe_globals()
@@ -83,12 +84,12 @@ def test_a_checkpoint_has_plain_values_only(tmp_path) -> None:
         loaded = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
     finally:
         torch.serialization.add_safe_globals(safe)
-    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=tenth)
+    optimizer = Muon([Parameter(torch.eye(3))], shape_scale=tenth)
     optimizer.load_state_dict(loaded)
     group = optimizer.param_groups[0]
     assert group["polar"] == LowRank(2, 0, inner=Halved())
     assert group["transform"] == NormalizedRows()
-    assert group[LR_SCALE] is tenth
+    assert group["shape_scale"] is tenth
 
 
 def test_a_map_with_an_option_that_is_not_plain_is_kept_by_its_name() -> None:
@@ -104,9 +105,11 @@ def test_a_map_with_an_option_that_is_not_plain_is_kept_by_its_name() -> None:
 
 @pytest.mark.parametrize("given", ["spectral", hundredth])
 def test_a_function_must_be_given_again(given) -> None:
-    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=given)
-    with pytest.raises(ValueError, match=r"lr_scale of the checkpoint is .*tenth.*give lr_scale="):
-        optimizer.load_state_dict(saved(lr_scale=tenth))
+    optimizer = Muon([Parameter(torch.eye(3))], shape_scale=given)
+    with pytest.raises(
+        ValueError, match=r"shape_scale of the checkpoint is .*tenth.*give shape_scale="
+    ):
+        optimizer.load_state_dict(saved(shape_scale=tenth))
 
 
 def test_an_option_that_a_class_does_not_have_is_named() -> None:
@@ -211,16 +214,18 @@ def test_a_function_is_kept_by_its_name(make: Callable[[int], Any]) -> None:
     assert isinstance(text, str)
     assert decoded(text, now) is now
     for other in (hundredth, "spectral", None):
-        with pytest.raises(ValueError, match=r"lr_scale of the checkpoint is .*by its name alone"):
-            decoded(text, other, "lr_scale")
+        with pytest.raises(
+            ValueError, match=r"shape_scale of the checkpoint is .*by its name alone"
+        ):
+            decoded(text, other, "shape_scale")
 
 
 def test_the_remedy_keeps_the_function_of_the_optimizer() -> None:
-    content = saved(lr_scale=tenth)
-    optimizer = Muon([Parameter(torch.eye(3))], lr_scale=Times(5.0))
+    content = saved(shape_scale=tenth)
+    optimizer = Muon([Parameter(torch.eye(3))], shape_scale=Times(5.0))
     with pytest.raises(ValueError, match=r"is .*tenth, .*group.pop\('shape_scale'"):
         optimizer.load_state_dict(content)
     for group in content["param_groups"]:
         group.pop("shape_scale", None)
     optimizer.load_state_dict(content)
-    assert optimizer.param_groups[0][LR_SCALE].k == 5.0
+    assert optimizer.param_groups[0]["shape_scale"].k == 5.0

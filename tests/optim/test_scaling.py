@@ -1,4 +1,4 @@
-"""``lr_scale="rms"``: the entries of an update have a root mean square of 0.2·lr.
+"""``shape_scale="rms"``: the entries of an update have a root mean square of 0.2·lr.
 
 With low-rank maps that is so on every spectrum with ‖T‖²_F ≥ ℓ/9, with full-space maps where most
 singular values are lifted.
@@ -20,7 +20,7 @@ from torch import nn
 import polarstep as ps
 from polarstep.maps import deflated, result
 from polarstep.maps.result import Lift
-from polarstep.scaling import SCALES, LrScale, resolve_scale
+from polarstep.scaling import SCALES, ShapeScale, resolve_scale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -57,7 +57,7 @@ over_maps = pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
 def updates(polar, gradients, lr=0.5, **options):
     """The root mean square of every step's update, over lr."""
     p = nn.Parameter(torch.zeros_like(gradients[0]))
-    optimizer = ps.Muon([p], lr=lr, polar=polar, **({"lr_scale": "rms"} | options))
+    optimizer = ps.Muon([p], lr=lr, polar=polar, **({"shape_scale": "rms"} | options))
     found = []
     for gradient in gradients:
         before, p.grad = p.detach().clone(), gradient
@@ -191,11 +191,11 @@ def by_the_bound(polar, T):
     return 0.2 * math.sqrt(T.numel()) / max(float(T.norm()), math.sqrt(polar.width) / 3)
 
 
-def moved(polar, gradient, lr_scale):
+def moved(polar, gradient, shape_scale):
     """The first step of a zero matrix, times −1."""
     p = nn.Parameter(torch.zeros_like(gradient))
     p.grad = gradient.clone()
-    ps.Muon([p], lr=1.0, polar=polar, lr_scale=lr_scale).step()
+    ps.Muon([p], lr=1.0, polar=polar, shape_scale=shape_scale).step()
     return -p.detach().double()
 
 
@@ -207,7 +207,7 @@ def test_a_low_rank_step_is_as_long_as_the_formula_says(polar, spectrum, dtype):
     rounding = {torch.float32: 1e-3, torch.bfloat16: 2e-2}[dtype]
     for shape in SIDES:
         gradient = spiked(spectrum, *shape).to(dtype)
-        step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
+        step, T = (moved(polar, gradient, shape_scale) for shape_scale in ("rms", "none"))
         factor = by_the_bound(polar, T)
         assert float((step - factor * T).norm() / step.norm()) < rounding, shape
         assert factor <= 3 * 0.2 * math.sqrt(T.numel() / polar.width) * (1 + 1e-12)
@@ -237,7 +237,7 @@ def test_deflated_steps_are_no_longer_than_with_a_ninth_of_the_head(polar, dtype
     """At most 0.2·√(mn/(ℓ/9))·T, and on float32 of rank one, which has no rest, exactly so."""
     for shape, spectrum in product(SIDES, SPIKED):
         gradient = spiked(spectrum, *shape).to(dtype)
-        step, T = (moved(polar, gradient, lr_scale) for lr_scale in ("rms", "none"))
+        step, T = (moved(polar, gradient, shape_scale) for shape_scale in ("rms", "none"))
         most = 0.6 * math.sqrt(T.numel() / 32)
         found = float(step.norm() / T.norm())
         assert found <= most * (1 + 1e-2)
@@ -251,7 +251,7 @@ def test_in_full_space_the_scale_is_that_of_other_libraries_on_every_spectrum(na
     for spectrum in SPIKED:
         gradient = spiked(spectrum, 64, 160).float()
         [found] = updates(MAPS[name], [gradient])
-        [without] = updates(MAPS[name], [gradient], lr_scale="none")
+        [without] = updates(MAPS[name], [gradient], shape_scale="none")
         assert found == pytest.approx(0.2 * math.sqrt(160) * without, rel=1e-5)
 
 
@@ -269,7 +269,7 @@ def test_a_low_rank_update_is_scaled_matrix_by_matrix():
 def test_zero_matrices_stay_beside_others():
     p = nn.Parameter(torch.ones(2, 48, 80))
     p.grad = torch.stack([torch.zeros(48, 80), gaussian(48, 80).float()])
-    ps.Muon([p], lr=1.0, polar=low_rank(24), lr_scale="rms").step()
+    ps.Muon([p], lr=1.0, polar=low_rank(24), shape_scale="rms").step()
     assert torch.equal(p[0], torch.ones(48, 80))
     assert p[1].detach().sub(1).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
 
@@ -286,7 +286,7 @@ def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypat
     for module in (result, deflated):
         monkeypatch.setattr(module, "counted_norm", refuse)
     gradients = [gaussian(64, 160).float()]
-    updates(polar, gradients, lr_scale=scale)
+    updates(polar, gradients, shape_scale=scale)
     with pytest.raises(AssertionError, match="asked"):
         updates(polar, gradients)
 
@@ -331,7 +331,7 @@ def test_normalized_rows_keep_the_promise(name):
 def test_parts_of_a_fused_projection_each_have_it(name):
     p = nn.Parameter(torch.zeros(160, 64))
     p.grad = gaussian(160, 64).float()
-    ps.Muon([p], lr=1.0, polar=MAPS[name], lr_scale="rms", split_sizes=(96, 40, 24)).step()
+    ps.Muon([p], lr=1.0, polar=MAPS[name], shape_scale="rms", split_sizes=(96, 40, 24)).step()
     parts = [part.square().mean().sqrt().item() for part in p.detach().split((96, 40, 24))]
     assert parts == pytest.approx([0.2] * 3, rel=TOLERANCE)
 
@@ -342,9 +342,12 @@ def test_only_groups_that_ask_for_it_are_scaled_by_the_norm():
     alone = nn.Parameter(torch.zeros(64, 160))
     for p in (first, second, alone):
         p.grad = gaussian(64, 160).float()
-    groups = [{"params": [first], "lr_scale": "rms"}, {"params": [second], "lr_scale": "none"}]
+    groups = [
+        {"params": [first], "shape_scale": "rms"},
+        {"params": [second], "shape_scale": "none"},
+    ]
     ps.Muon(groups, lr=1.0, polar=MAPS["deflated"]).step()
-    ps.Muon([alone], lr=1.0, polar=MAPS["deflated"], lr_scale="none").step()
+    ps.Muon([alone], lr=1.0, polar=MAPS["deflated"], shape_scale="none").step()
     assert first.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=TOLERANCE)
     assert torch.allclose(second, alone, atol=1e-6)
 
@@ -353,9 +356,9 @@ def test_only_groups_that_ask_for_it_are_scaled_by_the_norm():
 def test_other_scales_do_not_depend_on_the_map(name, scale):
     factor = {"spectral": 2.0, "function": 0.3}[scale]
     gradients = [gaussian(160, 40).float()]
-    [plain] = updates(MAPS[name], gradients, lr_scale="none")
+    [plain] = updates(MAPS[name], gradients, shape_scale="none")
     chosen = "spectral" if scale == "spectral" else lambda m, n: 0.3 * m / 160
-    [scaled] = updates(MAPS[name], gradients, lr_scale=chosen)
+    [scaled] = updates(MAPS[name], gradients, shape_scale=chosen)
     assert scaled == pytest.approx(factor * plain, rel=1e-4)
 
 
@@ -370,30 +373,30 @@ def test_scales_of_an_empty_matrix_are_numbers():
 
 
 def test_an_editor_completes_every_name():
-    names, _ = get_args(LrScale)
+    names, _ = get_args(ShapeScale)
     assert get_args(names) == tuple(SCALES)
 
 
 @pytest.mark.parametrize(
     ("scale", "error", "message"),
     [
-        (lambda m, n: float("nan"), ValueError, r"lr_scale\(4, 6\) is nan: expected a finite"),
-        (lambda m, n: -1.0, ValueError, r"lr_scale\(4, 6\) is -1\.0"),
-        (lambda m, n: "0.2", ValueError, r"lr_scale\(4, 6\) is '0\.2'"),
+        (lambda m, n: float("nan"), ValueError, r"shape_scale\(4, 6\) is nan: expected a finite"),
+        (lambda m, n: -1.0, ValueError, r"shape_scale\(4, 6\) is -1\.0"),
+        (lambda m, n: "0.2", ValueError, r"shape_scale\(4, 6\) is '0\.2'"),
         (lambda m: 1.0, TypeError, "positional argument"),
     ],
     ids=["nan", "negative", "text", "of one argument"],
 )
 def test_a_function_that_gives_no_factor_is_refused_before_anything_changes(scale, error, message):
     X, Y, empty = (nn.Parameter(torch.zeros(*shape)) for shape in ((4, 6), (4, 6), (0, 6)))
-    groups = [{"params": [X]}, {"params": [Y], "lr_scale": scale}]
-    optimizer = ps.Muon([*groups, {"params": [empty], "lr_scale": lambda m, n: n / m}])
+    groups = [{"params": [X]}, {"params": [Y], "shape_scale": scale}]
+    optimizer = ps.Muon([*groups, {"params": [empty], "shape_scale": lambda m, n: n / m}])
     for p in (X, Y, empty):
         p.grad = torch.ones_like(p)
     with pytest.raises(error, match=message):
         optimizer.step()
     assert not X.any()
     assert not optimizer.state
-    optimizer.param_groups[1]["lr_scale"] = "none"
+    optimizer.param_groups[1]["shape_scale"] = "none"
     optimizer.step()
     assert X.all()

@@ -37,7 +37,7 @@ def written_out(T: Tensor, v: Tensor, beta2: float) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
 def test_rows_are_normalized_as_written(polar: ps.PolarMap, shape: tuple[int, int]) -> None:
     plain, normal = (Parameter(torch.zeros(shape, dtype=torch.float64)) for _ in range(2))
-    options = {"lr": 0.1, "polar": polar, "lr_scale": "none"}
+    options = {"lr": 0.1, "polar": polar, "shape_scale": "none"}
     optimizers = [
         ps.Muon([plain], **options),
         ps.Muon([normal], transform=ps.NormalizedRows(0.9), **options),

@@ -147,7 +147,7 @@ OPTIONS: dict[str, Any] = {
     "nesterov": False,
     "polar": WARM,
     "weight_decay": 0.1,
-    "lr_scale": "rms",
+    "shape_scale": "rms",
     "transform": ps.NormalizedRows(),
     "nonfinite": "skip",
     "seed": 2**60,
@@ -162,7 +162,7 @@ def other_options_on_one(rank: int, mesh: Any) -> dict[str, list[str]]:
         params = [matrix(name, mesh, Shard(0)) for name in "ab"]
         groups: list[dict[str, Any]] = [{"params": [p]} for p in params]
         optimizer = ps.Muon(groups, lr=0.1, plan="owner")
-        group, key = optimizer.param_groups[1], "shape_scale" if option == "lr_scale" else option
+        group, key = optimizer.param_groups[1], "shape_scale" if option == "shape_scale" else option
         known = group.get(key)
         group[key] = value if rank == 1 else known
         before = [p.full_tensor().detach().clone() for p in params]

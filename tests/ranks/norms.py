@@ -1,4 +1,4 @@
-"""Steps by ``lr_scale="rms"`` on momentum of few directions, over ranks and in one process."""
+"""Steps by ``shape_scale="rms"`` on momentum of few directions, over ranks and in one process."""
 
 from __future__ import annotations
 
@@ -40,11 +40,13 @@ def gradient(shape: tuple[int, int], spectrum: str) -> Tensor:
     return with_singular_values(sigma, *shape, seed=len(spectrum))
 
 
-def moved(name: str, lr_scale: Any = "rms", place: Any = lambda G: G, **options: Any) -> list[Any]:
+def moved(
+    name: str, shape_scale: Any = "rms", place: Any = lambda G: G, **options: Any
+) -> list[Any]:
     """How far matrices of each shape and spectrum move in the last of their steps."""
     gradients = [place(gradient(*each)) for each in product(SHAPES, SPECTRA)]
     params = [nn.Parameter(torch.zeros_like(G)) for G in gradients]
-    optimizer = ps.Muon(params, lr=1.0, polar=MAPS[name], lr_scale=lr_scale, **options)
+    optimizer = ps.Muon(params, lr=1.0, polar=MAPS[name], shape_scale=shape_scale, **options)
     before: list[Tensor] = []
     for _ in range(STEPS):
         before = [p.detach().clone() for p in params]

@@ -38,7 +38,7 @@ MAPS: dict[str, dict[str, Any]] = {
     "warm": {"polar": ps.LowRank(12, 4, sketch=ps.Warm(), **SKETCH)},
     "deflated": {
         "polar": ps.Deflated(ps.LowRank(12, 4, **SKETCH), ps.NewtonSchulz(1, "flat")),
-        "lr_scale": "rms",
+        "shape_scale": "rms",
     },
     "rows, with flags": {"transform": ps.NormalizedRows(), "nonfinite": "skip"},
 }

@@ -1,4 +1,4 @@
-"""``lr_scale="rms"`` divides by the same number with every plan, also where it is bounded by ℓ/9."""
+"""``shape_scale="rms"`` divides by the same number with every plan, also where it is bounded by ℓ/9."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_steps_have_the_length_of_the_formula(name, alone):
     """0.2·√(mn)·T/max(‖T‖_F, √ℓ/3); both sides of the maximum are met."""
     sizes = []
     where = product(norms.SHAPES, norms.SPECTRA)
-    unscaled = norms.moved(name, lr_scale="none")
+    unscaled = norms.moved(name, shape_scale="none")
     for (shape, _), step, T in zip(where, alone[name], unscaled, strict=True):
         norm, least = float(T.norm()), math.sqrt(norms.HEAD.width) / 3
         expected = 0.2 * math.sqrt(math.prod(shape)) / max(norm, least) * T

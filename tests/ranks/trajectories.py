@@ -45,13 +45,13 @@ MAPS: dict[str, dict[str, Any]] = {
     "deflated": {"polar": ps.Deflated(sketched(), ps.NewtonSchulz(2, "quintic"))},
     "by its norm": {
         "polar": ps.Deflated(sketched(), ps.NewtonSchulz(1, "quintic")),
-        "lr_scale": "rms",
+        "shape_scale": "rms",
     },
     "sketched, by its norm": {
         "polar": sketched(inner=ps.NewtonSchulz(9, "cubic", "spectral")),
-        "lr_scale": "rms",
+        "shape_scale": "rms",
     },
-    "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "lr_scale": "rms"},
+    "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "shape_scale": "rms"},
     "exact inside": {"polar": sketched(inner=ps.Exact()), "momentum": 0.5},
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},

@@ -55,7 +55,7 @@ def test_a_schedule_plugs_into_muon_in_one_line():
     opt = Muon([X], polar=Exact(), **schedules.from_tail_index(100, 1.5))
     X.grad = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]])
     opt.step()
-    # lr_scale="none": the step is η·UVᵀ itself, for a tall matrix too.
+    # shape_scale="none": the step is η·UVᵀ itself, for a tall matrix too.
     assert -float(X[0, 0].detach()) == pytest.approx(100 ** (-2.0 / 2.5), rel=1e-5)
     assert opt.param_groups[0]["momentum"] == pytest.approx(1 - 100 ** (-1.5 / 2.5))
     assert opt.param_groups[0]["nesterov"] is True

@@ -27,7 +27,7 @@ from polarstep.checkpoints.matching import (
 )
 from polarstep.checkpoints.plain import decoded_group, encoded_group
 from polarstep.elementwise import counter_device
-from polarstep.groups import ELEMENTWISE, LR_SCALE, Group, named_params
+from polarstep.groups import ELEMENTWISE, Group, named_params
 from polarstep.guards.resized import check_shapes
 from polarstep.maps import Finder, PolarMap, sketches
 from polarstep.maps.sketches import Sketch
@@ -187,7 +187,7 @@ class Checkpointed(Optimizer):
         drop_placeholders(self.param_groups, self.state)
 
     def _with_own(self, saved: Sequence[Group]) -> list[Group]:
-        """The groups of a checkpoint, with this optimizer's names, and without ``lr_scale`` functions.
+        """The groups of a checkpoint, with this optimizer's names, and without functions.
 
         Options that are left out stay as they are here; torch would copy a function with everything it
         encloses. A user's hook may have put in the optimizer's own ``state_dict()``, so options are
@@ -201,8 +201,10 @@ class Checkpointed(Optimizer):
             options.pop("param_names", None)
             if "param_names" in now:
                 options["param_names"] = now["param_names"]
-            if callable(options.get(LR_SCALE)) and options[LR_SCALE] is known.get(LR_SCALE):
-                del options[LR_SCALE]
+            if callable(options.get("shape_scale")) and options["shape_scale"] is known.get(
+                "shape_scale"
+            ):
+                del options["shape_scale"]
             found.append(options)
         return found
 

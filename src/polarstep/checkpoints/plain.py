@@ -28,7 +28,6 @@ from typing import Any
 
 import torch
 
-from polarstep.groups import LR_SCALE
 from polarstep.maps import Finder, PolarMap
 from polarstep.maps.sketches import Sketch
 from polarstep.transforms import Transform
@@ -47,10 +46,7 @@ def encoded_group(group: dict[str, Any]) -> dict[str, Any]:
 def decoded_group(group: dict[str, Any], now: dict[str, Any] | None = None) -> dict[str, Any]:
     """The inverse of :func:`encoded_group`; ``now`` is the group that the optimizer has at present."""
     now = now or {}
-    return {
-        key: decoded(value, now.get(key), option="lr_scale" if key == LR_SCALE else key)
-        for key, value in group.items()
-    }
+    return {key: decoded(value, now.get(key), option=key) for key, value in group.items()}
 
 
 def encoded(value: Any) -> Any:
@@ -93,10 +89,9 @@ def _unreadable(value: object, option: str) -> ValueError:
 
 def _go_on(option: str) -> str:
     """The remedy of taking an option out of a checkpoint."""
-    key = LR_SCALE if option == "lr_scale" else option
     return (
         "go on with what the optimizer has: "
-        f'for group in state_dict["param_groups"]: group.pop({key!r}, None)'
+        f'for group in state_dict["param_groups"]: group.pop({option!r}, None)'
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from polarstep.convert.entries import Entry
 from polarstep.convert.matching import ParameterPlace
-from polarstep.groups import LR_SCALE, scale_of, view_of
+from polarstep.groups import scale_of, view_of
 from polarstep.matrix import MatrixView
 from polarstep.transforms import NormalizedRows
 
@@ -122,7 +122,7 @@ def _other_scales(pairs: Pairs) -> str | None:
     for entry, place in pairs:
         name, p, group = place
         filters = entry.kept.by_kernel and p.dim() == 4 and place.is_for_muon
-        if not filters or group[LR_SCALE] != "spectral":
+        if not filters or group["shape_scale"] != "spectral":
             continue
         theirs = math.sqrt(max(1.0, p.shape[2] / p.shape[3]))
         (_, m, n), *_ = view_of(group, p, name).shapes
@@ -137,7 +137,7 @@ def _other_scales(pairs: Pairs) -> str | None:
         f"{_listed([name for name, _, _ in changed])}: KellerJordan's Muon scales the steps of a "
         "convolution filter by √max(1, kh/kw), polarstep by √max(1, out/(in·kh·kw)), so that the steps "
         f"of {name} are multiplied by {ours:.4g} where they were by {theirs:.4g}; to go on as "
-        f'before, give such filters a group with lr_scale="none"{factor}'
+        f'before, give such filters a group with shape_scale="none"{factor}'
     )
 
 

@@ -38,7 +38,7 @@ class _Refusal:
 class _Steps:
     """What the options of a format say of a step, in the names of :class:`polarstep.Muon`."""
 
-    scales: Mapping[str | None, str]  # our lr_scale by the value of scaled_by
+    scales: Mapping[str | None, str]  # our shape_scale by the value of scaled_by
     scaled_by: str | None = None  # the option with the scale; None: always scales[None]
     optional: bool = (
         False  # whether a group may lack the option scaled_by, which then counts as None
@@ -93,7 +93,7 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
     momentum 0.95
     nesterov True
     weight_decay 0.1
-    lr_scale spectral
+    shape_scale spectral
     polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
     transform None
     """
@@ -151,14 +151,14 @@ def _options(group: Group, source: str | None) -> dict[str, Any]:
         "momentum": option_of(group, its.beta, name),
         "nesterov": group.get("nesterov", True),
         "weight_decay": _number(option_of(group, its.weight_decay, name)) if decays else 0.0,
-        "lr_scale": scale,
+        "shape_scale": scale,
         "polar": STEPS[name].polar or _newton_schulz(group),
         "transform": None,
     }
 
 
 def _scale(group: Group, source: str) -> str:
-    """Our ``lr_scale`` for the steps of a group."""
+    """Our ``shape_scale`` for the steps of a group."""
     its = STEPS[source]
     if its.scaled_by is None:
         return its.scales[None]
@@ -166,7 +166,7 @@ def _scale(group: Group, source: str) -> str:
     if asked not in its.scales:
         raise ValueError(
             f"{its.scaled_by}={asked!r} in the checkpoint: expected one of "
-            f"{', '.join(map(repr, its.scales))}; make the optimizer with an lr_scale of your own, and "
+            f"{', '.join(map(repr, its.scales))}; make the optimizer with a shape_scale of your own, and "
             "convert the state alone"
         )
     return its.scales[asked]

@@ -227,7 +227,7 @@ def _tabulated(
 
 
 def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
-    """The scale of every shape, asked anew, as a user's ``lr_scale`` function may change."""
+    """The scale of every shape, asked anew, as a user's ``shape_scale`` function may change."""
     return {(m, n, device): scale_of(group, device)(m, n) for m, n, device in shapes}
 
 

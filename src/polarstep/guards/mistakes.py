@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from polarstep.callers_level import callers_level
-from polarstep.groups import LR_SCALE, Group, named_params
+from polarstep.groups import Group, named_params
 from polarstep.routing.following import Places
 from polarstep.state import State
 from polarstep.stepping.collect import Work
@@ -77,12 +77,12 @@ class MistakeWarnings:
         """Warn, after :data:`LOOKED_AT` steps, if Muon's rate was too low for anything in all of them.
 
         A warm-up may begin low, so the peak counts that torch's schedulers write to a group. A rate in a
-        tensor is not read, as that would wait for the device. With ``lr_scale="rms"``, a function, or
+        tensor is not read, as that would wait for the device. With ``shape_scale="rms"``, a function, or
         ``"none"``, which the theorems have, other rates are usual.
         """
         self._steps += 1
         for group in groups:
-            if group["algorithm"] == "muon" and group[LR_SCALE] in ("spectral", "fan-ratio"):
+            if group["algorithm"] == "muon" and group["shape_scale"] in ("spectral", "fan-ratio"):
                 rates = [group.get(key, 0.0) for key in ("lr", "initial_lr", "max_lr")]
                 if any(isinstance(rate, Tensor) for rate in rates):
                     self._steps = LOOKED_AT

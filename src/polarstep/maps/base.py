@@ -151,7 +151,7 @@ class PolarMap(ABC):
     def effective_rank(self, m: int, n: int) -> int:
         """The number of singular values of T that the map brings near one, which is about ‖T‖²_F.
 
-        ``lr_scale="rms"`` divides by its root where a step does not know ‖T‖_F
+        ``shape_scale="rms"`` divides by its root where a step does not know ‖T‖_F
         (:attr:`Polar.squared_norm`). Call it on the map that :meth:`on` returns.
         """
         return min(m, n)

@@ -16,7 +16,7 @@ from torch import Tensor
 from polarstep.checked_values import is_number
 from polarstep.checkpoints.plain import encoded
 from polarstep.elementwise_rule import ELEMENTWISE, options_of
-from polarstep.groups import LR_SCALE, Group
+from polarstep.groups import Group
 from polarstep.ranks.ledger import AskedPlan
 from polarstep.ranks.status import Options
 
@@ -29,7 +29,7 @@ OF_MUON = (
     "nesterov",
     "polar",
     "weight_decay",
-    LR_SCALE,
+    "shape_scale",
     "layout",
     "split_sizes",
     "split_columns",
@@ -75,8 +75,6 @@ class GroupOptions:
                     numbers[key] = float(each)
                 elif not isinstance(each, Tensor):  # the host would wait for a GPU to read it
                     texts[key] = str(encoded(each))
-        if LR_SCALE in texts:
-            texts["lr_scale"] = texts.pop(LR_SCALE)
         return Options(title, numbers, texts)
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from polarstep.routing.anatomy import Use
 from polarstep.routing.node import Node
-from polarstep.scaling import LrScale, resolve_scale
+from polarstep.scaling import ShapeScale, resolve_scale
 
 __all__ = ["Adapter", "find_adapter", "is_magnitude", "is_other_part"]
 
@@ -47,10 +47,10 @@ class Adapter:
     embeds: bool  # whether W is an embedding's table
     transposed: bool = False  # whether A is stored as n × r and B as r × m
 
-    def lr_factor(self, lr_scale: LrScale) -> float:
+    def lr_factor(self, shape_scale: ShapeScale) -> float:
         """The factor on η, the same for A and B."""
         shape = self.outputs, self.inputs
-        return resolve_scale(lr_scale)(*shape, min(shape)) / (2 * self.scaling)
+        return resolve_scale(shape_scale)(*shape, min(shape)) / (2 * self.scaling)
 
     @property
     def why(self) -> str:

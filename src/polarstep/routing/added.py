@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from polarstep.elementwise_rule import Elementwise
-from polarstep.groups import LR_SCALE, Group
+from polarstep.groups import Group
 from polarstep.options import check_lr, known_options
 from polarstep.rates import beside, usual_factor
 
@@ -41,8 +41,6 @@ def sorted_by_rule(
         return [group]
     params: list[Tensor] = group["params"]
     given = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-    if LR_SCALE in given:
-        given.setdefault("lr_scale", given.pop(LR_SCALE))
     for key in {"lr", "initial_lr"} & given.keys():
         check_lr(given[key])
     left = {id(p): p for p in params}
@@ -56,7 +54,7 @@ def sorted_by_rule(
     flat = [p for p in left.values() if isinstance(p, Tensor) and p.ndim < 2]
     if flat:
         why = "vector: added later, fewer than two dimensions"
-        options = beside(vectors, muon_defaults["lr"], usual_factor(muon_defaults[LR_SCALE]))
+        options = beside(vectors, muon_defaults["lr"], usual_factor(muon_defaults["shape_scale"]))
         found.append(options | {"params": flat, "reasons": [why] * len(flat)})
     rest = [p for p in params if id(p) in left and not any(p is q for q in flat)]
     if rest or not found:

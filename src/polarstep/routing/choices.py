@@ -33,7 +33,7 @@ from polarstep.routing.overrides import (
     is_muon,
 )
 from polarstep.routing.roles import ROLES, Form, Role, find_role, form_of
-from polarstep.scaling import LrScale
+from polarstep.scaling import ShapeScale
 
 __all__ = ["Choices", "Routed", "check_shaped"]
 
@@ -64,7 +64,7 @@ class Choices:
     splits: Mapping[str, Parts]
     layouts: Mapping[str, Layout]
     rules: Sequence[tuple[Matcher, Target]]
-    lr_scale: LrScale
+    shape_scale: ShapeScale
 
     def routed(self, anatomy: Anatomy) -> list[Routed]:
         """Every parameter of a model; raises for an argument that matches none of them."""
@@ -108,8 +108,8 @@ class Choices:
                     why = f"{why}, cut by {cut}" if by_rule else f"{found.role}: cut by {cut}"
             options: Group = {}
             if found.role == "adapter" and (adapter := find_adapter(site.uses[0])) is not None:
-                factor = adapter.lr_factor(self.lr_scale)
-                options = {"lr_scale": "none", "lr_factor": factor}
+                factor = adapter.lr_factor(self.shape_scale)
+                options = {"shape_scale": "none", "lr_factor": factor}
                 if adapter.transposed and site not in forms and site not in cuts:
                     options["layout"] = "transposed"
             everything.append(Routed(site, found.role, form, target, why, options, cut))
@@ -124,7 +124,7 @@ class Choices:
             alike: tuple[Any, ...] = ()
             if isinstance(r.target, Elementwise):
                 has_size = r.role != "vector" and r.site.parameter.ndim > 1
-                usual = usual_factor(self.lr_scale, has_size=has_size)
+                usual = usual_factor(self.shape_scale, has_size=has_size)
                 options = beside(r.target, self.lr, usual)
                 if options["lr_factor"] is None:
                     alike = (r.site.name,) if r.role in OF_THEIR_OWN else r.site.parameter.shape

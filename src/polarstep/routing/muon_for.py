@@ -33,7 +33,7 @@ from polarstep.routing.known_model import KnownModel
 from polarstep.routing.overrides import Matcher, Parts, Target, is_muon
 from polarstep.routing.route import Route
 from polarstep.routing.routes import left_out
-from polarstep.scaling import LrScale
+from polarstep.scaling import ShapeScale
 from polarstep.transforms import NormalizedRows, Transform
 
 __all__ = ["muon_for"]
@@ -75,7 +75,7 @@ def muon_for(
     nesterov: bool = True,
     polar: PolarMap | Literal["auto"] | None = "auto",
     weight_decay: float = 0.05,
-    lr_scale: LrScale = "fan-ratio",
+    shape_scale: ShapeScale = "fan-ratio",
     transform: Transform | None = NormalizedRows(),  # noqa: B008 — frozen
     others: Elementwise = AdamW(),  # noqa: B008 — frozen
     embeddings: Elementwise | None = None,
@@ -119,7 +119,7 @@ def muon_for(
             shape, and ``None`` the map of :class:`polarstep.Muon`.
         weight_decay: Muon's weight decay; ``others`` has its own, by default none. In every group a step
             takes ``lr · weight_decay`` of each entry.
-        lr_scale: how Muon's learning rate depends on the shape of a matrix.
+        shape_scale: how Muon's learning rate depends on the shape of a matrix.
         transform: a change of T before it is applied; by default each row is divided by the root of its
             second moment over steps. ``None`` applies T as it is.
         others: the rule for all parameters that are not Muon's: ``AdamW(...)``, ``SGD(...)`` or another
@@ -200,7 +200,7 @@ def muon_for(
         {} if splits is None else splits,
         {} if layouts is None else layouts,
         rules,
-        lr_scale,
+        shape_scale,
     )
     everything = choices.routed(anatomy)
     routed = [r for r in everything if r.site.parameter.requires_grad]
@@ -215,7 +215,7 @@ def muon_for(
         nesterov=nesterov,
         polar=polar,
         weight_decay=weight_decay,
-        lr_scale=lr_scale,
+        shape_scale=shape_scale,
         transform=transform,
         momentum_dtype=momentum_dtype,
         rounding=rounding,

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from polarstep.groups import (
-    LR_SCALE,
     Group,
     named_params,
     scale_of,
@@ -102,8 +101,8 @@ def collect(
 
 
 def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) -> None:
-    """Raise if a user's ``lr_scale`` function gives a bad factor, before the step changes anything."""
-    if callable(group[LR_SCALE]):
+    """Raise if a user's ``shape_scale`` function gives a bad factor, before the step changes anything."""
+    if callable(group["shape_scale"]):
         shapes = {
             (p.device, m, n)
             for p, view in zip(params, views, strict=True)

@@ -29,7 +29,7 @@ __all__ = ["Schedule", "from_tail_index", "iterations_for", "rate", "rate_table"
 class Schedule(Mapping[str, Any]):
     """η and β for a run of K steps; a mapping of :class:`polarstep.Muon`'s arguments.
 
-    ``lr_scale`` is ``"none"`` because the update of the theorems is η·T(M), without a factor for the
+    ``shape_scale`` is ``"none"`` because the update of the theorems is η·T(M), without a factor for the
     shape. The theorems are stated for Nesterov momentum, hence the default of ``nesterov``.
     """
 
@@ -52,7 +52,7 @@ class Schedule(Mapping[str, Any]):
             "lr": self.lr,
             "momentum": self.momentum,
             "nesterov": self.nesterov,
-            "lr_scale": "none",
+            "shape_scale": "none",
         }
 
     @property

@@ -163,7 +163,7 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         nesterov=config.rule.nesterov,
         polar=build_polar(settings.polar, config.benchmark),
         weight_decay=settings.weight_decay,
-        lr_scale=settings.lr_scale,
+        shape_scale=settings.lr_scale,
         transform=ps.NormalizedRows() if settings.normalize_rows else None,
         others=_other(settings.vector_lr, config),
         embeddings=_other(settings.embedding_lr, config),
