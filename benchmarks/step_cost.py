@@ -20,8 +20,8 @@ twelfth" and "LowRank, ℓ = a quarter" have these parts of the short side and s
 "full space, PolarExpress 5" and "auto" they tell whether auto chose well, as on the widths between those
 of the table ("width 384" to "width 704"). The deflated ones are also there with ", rows normalized".
 Three maps are there with ", update RMS of 0.2", which is shape_scale="rms". "full space, PolarExpress 5,
-in float32" and "Deflated 120, warm, one step, float8=False" tell what bfloat16 gains on a CPU with tiles,
-where full space is in bfloat16 by default.
+in float32" and "Deflated 120, warm, one step, float8=False" tell what bfloat16 gains on a CPU with
+tiles, where full space is in bfloat16 by default.
 "Deflated 48, warm, one step, rows normalized" is a row of earlier records.
 
 Without --optimizer all rows of the table are measured, of which there are more now than when some of the

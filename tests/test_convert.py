@@ -86,7 +86,7 @@ def test_torchs_muon_goes_on(theirs, same_map, monkeypatch):
 
 
 def rows_of_a_new_run() -> list[tuple[str | None, str]]:
-    """Values of torch's ``adjust_lr_fn`` in the table of the page, and the ``shape_scale`` beside each."""
+    """Values of torch's ``adjust_lr_fn`` in the table of the page, with our ``shape_scale``."""
     table = PAGE.read_text().partition("## A new run")[2].partition("\n- ")[0]
     rows: list[tuple[str | None, str]] = []
     for theirs, ours in re.findall(

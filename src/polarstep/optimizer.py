@@ -139,8 +139,8 @@ class Muon(Checkpointed):
     A checkpoint holds the hyperparameters, polar maps included, and everything a sketch depends on.
     :meth:`state_dict` is plain data (:mod:`polarstep.checkpoints.plain`), which ``torch.load``
     reads with ``weights_only=True``, its default. Define the class of a map or a rule of your own before
-    :meth:`load_state_dict`. Of a ``shape_scale`` function a checkpoint has the name alone: give a function
-    of that name to the new optimizer.
+    :meth:`load_state_dict`. Of a ``shape_scale`` function a checkpoint has the name alone: give a
+    function of that name to the new optimizer.
 
     >>> from polarstep import Exact
     >>> W = torch.nn.Parameter(torch.eye(3))

@@ -166,8 +166,8 @@ def _scale(group: Group, source: str) -> str:
     if asked not in its.scales:
         raise ValueError(
             f"{its.scaled_by}={asked!r} in the checkpoint: expected one of "
-            f"{', '.join(map(repr, its.scales))}; make the optimizer with a shape_scale of your own, and "
-            "convert the state alone"
+            f"{', '.join(map(repr, its.scales))}; make the optimizer with a shape_scale of your own, "
+            "and convert the state alone"
         )
     return its.scales[asked]
 

@@ -101,7 +101,7 @@ def collect(
 
 
 def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) -> None:
-    """Raise if a user's ``shape_scale`` function gives a bad factor, before the step changes anything."""
+    """Raise if a user's ``shape_scale`` function gives a bad factor, before anything changes."""
     if callable(group["shape_scale"]):
         shapes = {
             (p.device, m, n)
