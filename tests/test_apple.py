@@ -20,8 +20,15 @@ import polarstep as ps
 from polarstep import float64, ops, rng
 from polarstep.certificate import Monitor, certified, cheap_certificate
 from polarstep.certificate.exact import update_ratio
-from polarstep.float64 import fitting, has_float64, in_float64, widest
-from polarstep.numerics import frexp, frobenius_norm, unit_scale
+from polarstep.numerics import (
+    fitting,
+    frexp,
+    frobenius_norm,
+    has_float64,
+    in_float64,
+    unit_scale,
+    widest,
+)
 from polarstep.ops.cuda import Cuda
 from polarstep.theory.tail_index import hill
 

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from polarstep import kernels, rng
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.float64 import fitting
 from polarstep.groups import Group, is_by_norm, is_transposed
 from polarstep.maps import Draw, MapState, Polar, PolarMap
 from polarstep.maps.result import Captured, Factors
 from polarstep.matrix import MatrixView
+from polarstep.numerics import fitting
 from polarstep.ranks.layout import whole
 from polarstep.state import State, entry, recalled, remember
 from polarstep.stepping.collect import Work

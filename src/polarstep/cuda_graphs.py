@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polarstep.callers_level import callers_level
+from polarstep.context import user_stacklevel
 
 __all__ = ["Replays", "captured", "in_a_graph"]
 
@@ -168,7 +168,7 @@ class Replays:
                 f"a step could not be captured as a CUDA graph ({type(error).__name__}: {error}), so "
                 "its kernels are launched one by one, here and in later steps. Expected a polar map "
                 "that does not wait for the device; Muon(fused=False) does not try to capture it",
-                stacklevel=callers_level(),
+                stacklevel=user_stacklevel(),
             )
         else:
             self.graphs[kind] = graphs

@@ -35,6 +35,7 @@ from polarstep.bucket import (
     in_parts,
     members_of,
 )
+from polarstep.context import on_device
 from polarstep.engines.fused import FUSED, FusedBucket
 from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
@@ -44,7 +45,6 @@ from polarstep.ranks.layout import is_sharded
 from polarstep.state import State
 from polarstep.stepping.collect import Work
 from polarstep.stepping.resting import let_rest
-from polarstep.undisturbed import on_device
 
 __all__ = ["Running", "at_once", "bucket_step", "buckets_of", "run", "steps_here", "steps_of"]
 

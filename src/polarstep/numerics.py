@@ -1,4 +1,8 @@
-"""What maps, operations and kernels share: norms and scales, squarings, and vectors to start from.
+"""What maps, operations and kernels share: float64, norms and scales, squarings, vectors to start from.
+
+**float64 where a device has it.** Apple's GPUs have none, and some of Intel's. Sums and small matrices
+that a step computes in float64 are in float32 there, of numbers that are scaled to unit size first.
+Measurements, which are rare, are computed on the CPU.
 
 **Norms and largest entries**, and scales that keep squares within float32's range.
 
@@ -23,15 +27,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep.float64 import has_float64
+from polarstep.context import constant
 
 __all__ = [
     "MOST_ENERGY",
     "SIGNS",
     "Polynomial",
     "Squaring",
+    "fitting",
     "frexp",
     "frobenius_norm",
+    "has_float64",
+    "in_float64",
     "largest_entry",
     "leaves_range",
     "norm_products",
@@ -45,6 +52,7 @@ __all__ = [
     "unit_scale",
     "unit_scale_for",
     "unit_scaled",
+    "widest",
 ]
 
 
@@ -56,6 +64,39 @@ PIECE = 2**15
 # Sizes of matrices, by precision, that can be squared, summed and multiplied without loss.
 _SAFE = {torch.float64: (2.0**-480, 2.0**480)}
 _SAFE_IN_FLOAT32 = (2.0**-90, 2.0**110)
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether tensors on ``device`` can be in float64."""
+    if device.type == "xpu":
+        return _of_intel(device.index)
+    return device.type != "mps"
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """float64, or float32 on a device without it."""
+    return torch.float64 if has_float64(device) else torch.float32
+
+
+def in_float64(X: Tensor) -> Tensor:
+    """``X`` in float64: on its device, or on the CPU if its device has no float64."""
+    return (X if has_float64(X.device) else X.cpu()).to(torch.float64)
+
+
+def fitting(X: Tensor, device: torch.device) -> Tensor:
+    """``X`` on ``device``, in float32 if it is in float64 and the device has none."""
+    narrower = X.dtype == torch.float64 and not has_float64(device)
+    return (X.float() if narrower else X).to(device)
+
+
+_INTELS: dict[int | None, bool] = {}
+
+
+@constant
+def _of_intel(index: int | None) -> bool:
+    if index not in _INTELS:
+        _INTELS[index] = bool(torch.xpu.get_device_capability(index).get("has_fp64", True))
+    return _INTELS[index]
 
 
 def frobenius_norm(X: Tensor) -> Tensor:

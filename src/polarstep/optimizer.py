@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from polarstep.bucket import Draws, PolarHook
 from polarstep.checkpoints.checkpoint import Checkpointed
+from polarstep.context import inference_mode_off, not_compiled, numeric_context, on_device
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.elementwise_rule import ELEMENTWISE
 from polarstep.engines.replay import ReplayedStep
@@ -44,9 +45,7 @@ from polarstep.routing.routes import Routes, routes_of
 from polarstep.scaling import ShapeScale
 from polarstep.stepping.collect import Work
 from polarstep.stepping.elementwise_step import prepare_elementwise, step_elementwise
-from polarstep.torch_compile import not_compiled
 from polarstep.transforms import Transform
-from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 __all__ = ["Muon"]
 
@@ -340,7 +339,7 @@ class Muon(Checkpointed):
     def _update(self) -> None:
         # A step chooses its own precision. Tensors of a state that were made in torch.inference_mode()
         # could not be changed by later steps outside it. Buckets on further GPUs enter their own.
-        with undisturbed(), on_device(self._first_gpu()), inference_mode_off():
+        with numeric_context(), on_device(self._first_gpu()), inference_mode_off():
             self._update_groups()
 
     def _first_gpu(self) -> torch.device | None:

@@ -13,16 +13,7 @@ ROOT = Path(polarstep.__file__).parent
 # From the top down. A package may import from itself and from what comes after it.
 ORDER = ("maps", "ops", "kernels", "numerics")
 # What lies below all of them.
-BELOW = {
-    "callers_level",
-    "checked_values",
-    "cuda_graphs",
-    "float64",
-    "flops",
-    "rng",
-    "torch_compile",
-    "undisturbed",
-}
+BELOW = {"checked_values", "context", "cuda_graphs", "flops", "rng"}
 
 
 def imported(file: Path) -> set[str]:

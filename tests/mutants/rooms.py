@@ -67,15 +67,12 @@ ROOMS = {
     ),
     "matrix.py": _file("matrix", 15),
     "checked_values.py": _file("checked_values", 15),
-    "callers_level.py": _file("callers_level", 15),
+    "context.py": _file("context", 25),
     "rng.py": _file("rng", 15),
     "storage.py": _file("storage", 15),
     "flops.py": _file("flops", 15),
     "convert": Room("tests/test_convert.py", 45, ("convert",)),
-    "torch_compile.py": _file("torch_compile", 10),
     "cuda_graphs.py": _file("cuda_graphs", 20),
-    "undisturbed.py": _file("undisturbed", 15),
-    "float64.py": Room("tests/test_apple.py", 10, ("float64.py",)),
     # The next two take minutes for a mutant: processes are started, kernels are interpreted.
     "distributed": _folder("distributed", 20),
     "kernels": Room(

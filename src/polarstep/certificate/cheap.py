@@ -41,14 +41,13 @@ from torch import Tensor
 
 from polarstep.certificate.exact import Certificate, check_step
 from polarstep.certificate.norm_bound import norm_bound
-from polarstep.float64 import widest
+from polarstep.context import numeric_context
 from polarstep.maps import PolarMap
 from polarstep.maps.full_space import schatten_norm
 from polarstep.maps.result import Captured, Factors
 from polarstep.maps.subspace import orthonormalize
-from polarstep.numerics import frobenius_norm, unit_scaled
+from polarstep.numerics import frobenius_norm, unit_scaled, widest
 from polarstep.ops import ops_of
-from polarstep.undisturbed import undisturbed
 
 __all__ = ["certified", "cheap_certificate"]
 
@@ -75,7 +74,7 @@ def certified(
     step = polar.from_nothing(M, generator)
     if step is None:
         return M.clone(), cheap_certificate(M, M, polar)
-    with undisturbed(M.device):
+    with numeric_context(M.device):
         T = step.dense.to(M.dtype).reshape(M.shape)
     # On a GPU step.M, and with it B, is a multiple of M; the bounds are the same for both.
     return T, cheap_certificate(step.M.reshape(M.shape), T, polar, step.factors, step.captured)
@@ -110,7 +109,7 @@ def cheap_certificate(
             f"M is {M.dtype} and T {T.dtype}: expected one precision, whose rounding errors the bounds "
             "allow for, as in cheap_certificate(M, polar(M)); polarstep.certify takes any two"
         )
-    with undisturbed(M.device):
+    with numeric_context(M.device):
         gamma, nu = _bounds(M, T, polar, factors, captured)
     gamma, nu = (X.reshape(shape).to(widest(X.device)) for X in (gamma, nu))
     return Certificate(gamma, nu)

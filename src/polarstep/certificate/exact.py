@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from polarstep.float64 import in_float64
+from polarstep.numerics import in_float64
 
 __all__ = ["Certificate", "Measures", "certify", "check_step", "measure", "update_ratio"]
 

@@ -49,8 +49,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
-from polarstep.float64 import has_float64
-from polarstep.numerics import frobenius_norm, unit_scaled
+from polarstep.numerics import frobenius_norm, has_float64, unit_scaled
 
 __all__ = ["norm_bound"]
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from polarstep import maps
-from polarstep.callers_level import callers_level
 from polarstep.checkpoints.content import check_groups, check_state
 from polarstep.checkpoints.matching import (
     check_order,
@@ -26,6 +25,7 @@ from polarstep.checkpoints.matching import (
     regroup,
 )
 from polarstep.checkpoints.plain import decoded_group, encoded_group
+from polarstep.context import user_stacklevel
 from polarstep.elementwise import counter_device
 from polarstep.groups import ELEMENTWISE, Group, named_params
 from polarstep.guards.resized import check_shapes
@@ -138,7 +138,7 @@ class Checkpointed(Optimizer):
             raise
         for words in (told, mixed(state_dict["param_groups"])):
             if words is not None:
-                warnings.warn(words, stacklevel=callers_level())
+                warnings.warn(words, stacklevel=user_stacklevel())
 
     def _load(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint whose parameters are in the same groups.

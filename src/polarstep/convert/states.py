@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.callers_level import callers_level
+from polarstep.context import user_stacklevel
 from polarstep.convert.differences import messages
 from polarstep.convert.entries import Entry, entries_of
 from polarstep.convert.formats import option_of
@@ -70,7 +70,7 @@ def state_dict(
     pairs = [(entry, places[index]) for entry, index in zip(entries, order, strict=True)]
     left_out = [place.name for i, place in enumerate(places) if i not in set(order)]
     for message in messages(pairs, anew, left_out if states else []):
-        warnings.warn(message, stacklevel=callers_level())
+        warnings.warn(message, stacklevel=user_stacklevel())
     steps = max((entry.steps for entry in entries if entry.steps is not None), default=0)
     for group in ours["param_groups"]:
         if group["algorithm"] == "muon":

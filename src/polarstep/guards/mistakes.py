@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from polarstep.callers_level import callers_level
+from polarstep.context import user_stacklevel
 from polarstep.groups import Group, named_params
 from polarstep.routing.following import Places
 from polarstep.state import State
@@ -94,7 +94,7 @@ class MistakeWarnings:
                 "and the matrices hardly move: expected 0.005 to 0.05 for training and 0.001 to 0.005 "
                 "for fine-tuning. Rates of AdamW, as 3e-4, are not Muon's: try lr=0.02, which also sets "
                 "the rates of everything else. If this is a long warm-up, all is well",
-                stacklevel=callers_level(),
+                stacklevel=user_stacklevel(),
             )
 
     def _tell_of_no_gradient(self, count: int) -> None:
@@ -107,7 +107,7 @@ class MistakeWarnings:
             "parameters of the model: get_peft_model, fully_shard, and to() or "
             "load_state_dict(assign=True) on some paths put new ones in their place. Make the optimizer "
             "after them, as muon_for(model)",
-            stacklevel=callers_level(),
+            stacklevel=user_stacklevel(),
         )
 
     def _tell_of_the_replaced(self, names: list[str]) -> None:
@@ -120,7 +120,7 @@ class MistakeWarnings:
             "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
             "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
             "call that replaces parameters",
-            stacklevel=callers_level(),
+            stacklevel=user_stacklevel(),
         )
 
     def _tell_of_the_new(self, names: list[str]) -> None:
@@ -134,7 +134,7 @@ class MistakeWarnings:
             "this optimizer. Make the optimizer after the last change of the model, or add such "
             'parameters by optimizer.add_param_group({"params": [...]}); each gets the rule it would '
             "have had",
-            stacklevel=callers_level(),
+            stacklevel=user_stacklevel(),
         )
 
     def _tell_of_the_rested(self) -> None:
@@ -149,7 +149,7 @@ class MistakeWarnings:
             "Lightning's BackboneFinetuning freezes its backbone again when a run is resumed. Unfreeze "
             "the layers before the first step, by module.requires_grad_(True); if they are meant to "
             "stay frozen, all is well",
-            stacklevel=callers_level(),
+            stacklevel=user_stacklevel(),
         )
 
     def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
@@ -173,7 +173,7 @@ class MistakeWarnings:
             "out when muon_for is called. Unfrozen later, they must be added, by "
             'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
             'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
-            stacklevel=callers_level(),
+            stacklevel=user_stacklevel(),
         )
 
 

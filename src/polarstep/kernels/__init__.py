@@ -20,7 +20,7 @@ import os
 
 import torch
 
-from polarstep.torch_compile import constant
+from polarstep.context import constant
 
 __all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "capability", "interpreted", "part_sizes"]
 

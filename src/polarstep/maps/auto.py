@@ -8,13 +8,13 @@ from typing import Literal, get_args
 import torch
 
 from polarstep import kernels
+from polarstep.context import constant
 from polarstep.maps.base import Containing, MapState, PolarMap
 from polarstep.maps.deflated import Deflated
 from polarstep.maps.full_space import NewtonSchulz
 from polarstep.maps.low_rank import LowRank
 from polarstep.maps.subspace import Warm
 from polarstep.ops.cpu import has_tiles
-from polarstep.torch_compile import constant
 
 __all__ = ["Auto", "Budget"]
 

@@ -39,12 +39,11 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels
-from polarstep.float64 import fitting
+from polarstep.context import numeric_context
 from polarstep.maps.result import Lift, Polar, check_matrices, checked_polar
 from polarstep.maps.sketches import default_generator
-from polarstep.numerics import unit_scaled
+from polarstep.numerics import fitting, unit_scaled
 from polarstep.ops import ops_of
-from polarstep.undisturbed import undisturbed
 
 __all__ = ["Containing", "Draw", "MapState", "PolarMap", "wide"]
 
@@ -262,7 +261,7 @@ class PolarMap(ABC):
         _check(M)
         if M.numel() == 0:
             return M.clone()
-        with undisturbed(M.device):
+        with numeric_context(M.device):
             polar = self._from_nothing(M, generator)
             return polar.multiplied_out().to(M.dtype).reshape(M.shape)
 
@@ -271,7 +270,7 @@ class PolarMap(ABC):
         _check(M)
         if M.numel() == 0:
             return None
-        with undisturbed(M.device):
+        with numeric_context(M.device):
             return self._from_nothing(M, generator)
 
     def _from_nothing(self, M: Tensor, generator: torch.Generator | None) -> Polar:

@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from polarstep.checked_values import check_fraction, check_integer, check_number
+from polarstep.context import constant
 from polarstep.numerics import Polynomial
-from polarstep.torch_compile import constant
 
 __all__ = [
     "Name",

@@ -46,16 +46,15 @@ from torch import Tensor
 
 from polarstep import flops
 from polarstep.checked_values import check_bool
-from polarstep.float64 import has_float64
+from polarstep.context import constant
 from polarstep.maps.base import Containing, Draw, MapState, PolarMap, wide
 from polarstep.maps.coefficients import Polynomial, evaluate
 from polarstep.maps.full_space import NewtonSchulz
 from polarstep.maps.low_rank import LowRank
 from polarstep.maps.result import Captured, Factors, Lift, Polar, SquaredNorm, counted_norm
-from polarstep.numerics import unit_scaled
+from polarstep.numerics import has_float64, unit_scaled
 from polarstep.ops import Products, ops_of
 from polarstep.ops.lazy import RowProduct
-from polarstep.torch_compile import constant
 
 __all__ = [
     "FACTOR",

@@ -16,15 +16,14 @@ import torch
 from torch import Tensor
 
 from polarstep import flops
-from polarstep.callers_level import callers_level
 from polarstep.checked_values import check_fraction, check_integer
-from polarstep.float64 import fitting, in_float64
+from polarstep.context import user_stacklevel
 from polarstep.maps import coefficients, gram
 from polarstep.maps.base import PolarMap
 from polarstep.maps.coefficients import Name, Polynomial
 from polarstep.maps.gram import small_polar, suits_small
 from polarstep.maps.result import Lift
-from polarstep.numerics import square_products, unit_scaled
+from polarstep.numerics import fitting, in_float64, square_products, unit_scaled
 from polarstep.ops import Products, ops_of
 
 __all__ = ["SQUARINGS", "Exact", "NewtonSchulz", "schatten_norm"]
@@ -101,7 +100,7 @@ class NewtonSchulz(PolarMap):
                 "lift a singular value above one, where these polynomials blow it up; use polynomials "
                 "with a safety factor, as polarstep.maps.polar_express(lower, steps) makes them, or "
                 "dtype=None",
-                stacklevel=callers_level(),
+                stacklevel=user_stacklevel(),
             )
         if self.form not in get_args(Form):
             raise ValueError(f"form={self.form!r}: expected one of {', '.join(get_args(Form))}")

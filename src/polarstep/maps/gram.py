@@ -40,10 +40,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from polarstep.context import constant
 from polarstep.maps.coefficients import Polynomial, evaluate
 from polarstep.numerics import product_like, unit_scaled
 from polarstep.ops import ops_of
-from polarstep.torch_compile import constant
 
 __all__ = [
     "GRAM_FROM",

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, rng
-from polarstep.float64 import fitting, widest
-from polarstep.numerics import frexp, unit_scaled
+from polarstep.numerics import fitting, frexp, unit_scaled, widest
 
 __all__ = ["Gaussian", "Kaczmarz", "Sketch", "default_generator"]
 

@@ -54,6 +54,7 @@ from torch import Tensor
 
 from polarstep import flops
 from polarstep.checked_values import check_number, check_positive
+from polarstep.context import constant
 from polarstep.maps import gram
 from polarstep.maps.base import Draw, MapState, PolarMap
 from polarstep.maps.coefficients import Polynomial, evaluate, polar_express, resolve
@@ -61,7 +62,6 @@ from polarstep.maps.gram import GRAM_FROM, apply_polynomials, scaled_gram, small
 from polarstep.maps.result import Lift
 from polarstep.maps.sketches import Gaussian, Sketch
 from polarstep.ops import ops_of
-from polarstep.torch_compile import constant
 
 __all__ = [
     "Basis",

@@ -16,11 +16,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from polarstep.float64 import has_float64
 from polarstep.numerics import (
     MOST_ENERGY,
     Polynomial,
     frobenius_norm,
+    has_float64,
     leaves_range,
     norm_products,
     plain_product,

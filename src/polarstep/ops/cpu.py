@@ -28,6 +28,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from polarstep.context import constant
 from polarstep.numerics import (
     SIGNS,
     Polynomial,
@@ -40,7 +41,6 @@ from polarstep.numerics import (
 )
 from polarstep.ops.base import Products
 from polarstep.ops.lazy import Head, RowProduct
-from polarstep.torch_compile import constant
 
 __all__ = ["Cpu", "has_tiles", "polynomial_in_tiles"]
 

@@ -24,13 +24,13 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from polarstep.context import constant
 from polarstep.kernels.descriptors import describable
 from polarstep.kernels.flat_step_norms import lifted_norm, scale_to_one
 from polarstep.kernels.float8 import flattened
 from polarstep.kernels.product import DESCRIPTORS_FROM, FLOAT8, product
 from polarstep.numerics import Polynomial, Squaring, squarings
 from polarstep.ops.lazy import HeadPlusRest, RowProduct
-from polarstep.torch_compile import constant
 
 __all__ = ["flat_step", "suits", "units"]
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.float64 import widest
+from polarstep.numerics import widest
 from polarstep.ranks import wire
 from polarstep.ranks.layout import Layout, is_sharded, local
 from polarstep.ranks.status import Common

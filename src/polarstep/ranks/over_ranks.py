@@ -14,7 +14,7 @@ from itertools import chain, starmap
 from torch import Tensor
 
 from polarstep.bucket import Draws, Observed, PolarHook
-from polarstep.callers_level import callers_level
+from polarstep.context import user_stacklevel
 from polarstep.engines.replay import ReplayedStep
 from polarstep.groups import ELEMENTWISE, NAMELESS, Group, named_params
 from polarstep.muon import WINDOW, Running, run, steps_here, steps_of
@@ -209,7 +209,7 @@ class StepOverRanks:
                 "rank 0 to all and averages the gradients in every backward pass outside no_sync(), or "
                 "fully_shard, without set_requires_all_reduce(False) in the last backward pass before a "
                 "step; without such copies, give no process_group",
-                stacklevel=callers_level(),
+                stacklevel=user_stacklevel(),
             )
 
 

@@ -19,7 +19,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from polarstep.float64 import in_float64
+from polarstep.numerics import in_float64
 from polarstep.theory.checks import is_whole, share
 
 __all__ = ["TailIndex", "growth", "hill", "stable"]

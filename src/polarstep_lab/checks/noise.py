@@ -34,7 +34,7 @@ import torch
 from torch import Tensor, nn
 
 from polarstep.checked_values import is_integer
-from polarstep.float64 import in_float64
+from polarstep.numerics import in_float64
 from polarstep.rng import generator
 from polarstep.theory.tail_index import SMALLEST, TailIndex, growth, hill, stable
 

@@ -1,25 +1,45 @@
-"""Keep what a caller has set for its own arithmetic out of a step: autocast, TF32, the current GPU.
+"""What surrounds a step: autocast, TF32, the current GPU, inference mode and torch.compile.
+
+:func:`numeric_context` keeps what a caller has set for its own arithmetic out of a step:
 
 * Inside ``with torch.autocast(...)``, a step would multiply in bfloat16 where float32 is needed: the
   small matrices of a sketch, the polynomials, the bounds of a certificate.
 * ``torch.set_float32_matmul_precision("high")`` rounds the factors of float32 products to the 10 bits of
   TF32, and ``"medium"`` to bfloat16 on some CPUs. Coefficients that float32 bears make infinities then.
-* Triton launches a kernel on the current GPU, even if the tensors are on another one.
-* Inside ``with torch.inference_mode()``, a step would make state tensors that no later step can change.
+
+:func:`on_device` chooses the GPU on which Triton launches a kernel. :func:`inference_mode_off` is for
+state tensors, which no later step could change if they were made inside ``torch.inference_mode()``.
+
+:func:`constant` and :func:`not_compiled` are for functions that torch.compile must not trace. torch's
+own decorators import ``torch._dynamo``, which takes as long as importing torch. :func:`user_stacklevel`
+points a warning to the line of the user's own code.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, ClassVar
+from types import FrameType
+from typing import Any, ClassVar, ParamSpec, TypeVar
 from weakref import WeakSet
 
 import torch
 
-__all__ = ["inference_mode_off", "on_device", "undisturbed"]
+__all__ = [
+    "constant",
+    "inference_mode_off",
+    "not_compiled",
+    "numeric_context",
+    "on_device",
+    "user_stacklevel",
+]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 # The kinds of devices that parameters lie on and that have autocast; the meta device, e.g., has none.
 KINDS = ("cpu", "cuda", "mps", "xpu")
@@ -28,7 +48,7 @@ WHOLE = ("ieee", "none")
 _Settings = tuple[str | None, str, str]
 
 
-def undisturbed(device: torch.device | None = None) -> AbstractContextManager[object]:
+def numeric_context(device: torch.device | None = None) -> AbstractContextManager[object]:
     """A context without autocast and TF32, and with ``device`` as the current GPU if it is a GPU.
 
     Without a device, autocast is off on every device, and the current GPU stays. While torch.compile
@@ -36,7 +56,7 @@ def undisturbed(device: torch.device | None = None) -> AbstractContextManager[ob
     """
     if torch.compiler.is_compiling():
         return _autocast_off(device)
-    return _undisturbed(device)
+    return _numeric_context(device)
 
 
 def on_device(device: torch.device | None) -> AbstractContextManager[object]:
@@ -59,7 +79,7 @@ def inference_mode_off() -> Iterator[None]:
 
 
 @contextmanager
-def _undisturbed(device: torch.device | None) -> Iterator[None]:
+def _numeric_context(device: torch.device | None) -> Iterator[None]:
     with on_device(device), _autocast_off(device), _WholeFloat32():
         yield
 
@@ -173,3 +193,45 @@ def _older() -> str | None:
             return torch.get_float32_matmul_precision()
         except RuntimeError:
             return None
+
+
+def constant(function: Callable[P, R]) -> Callable[P, R]:
+    """Have torch.compile call ``function`` while tracing, on Python numbers, and keep the result."""
+    # All that torch.compiler.assume_constant_result does.
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+def not_compiled(reason: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Exclude a function from torch.compile; ``reason`` appears in the fullgraph=True error."""
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def excluded(*args: P.args, **kwargs: P.kwargs) -> R:
+            run: Callable[P, R]
+            run = torch.compiler.disable(function, reason=reason)  # type: ignore[no-untyped-call]
+            return run(*args, **kwargs)
+
+        # What torch.compiler.disable sets for the error message.
+        excluded._torchdynamo_disable = True  # type: ignore[attr-defined]
+        excluded._torchdynamo_disable_msg = reason  # type: ignore[attr-defined]
+        return excluded
+
+    return decorate
+
+
+def user_stacklevel() -> int:
+    """The ``stacklevel`` with which a warning shows the first line outside of this package and torch.
+
+    The number differs from call to call: torch wraps ``step()`` twice, and once more if the optimizer
+    has a scheduler.
+    """
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and _is_ours_or_torchs(frame):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def _is_ours_or_torchs(frame: FrameType) -> bool:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    return package in ("polarstep", "torch")

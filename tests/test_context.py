@@ -1,16 +1,20 @@
-"""What a caller has set for its own arithmetic changes nothing in a step, a map or a certificate.
+"""What surrounds a step: autocast, TF32, the current GPU, inference mode, torch.compile, warnings.
 
-autocast, torch's two settings for TF32, the current GPU, and torch.inference_mode.
+What a caller has set for its own arithmetic changes nothing in a step, a map or a certificate.
 """
 
 from __future__ import annotations
 
 import itertools
+import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import ClassVar
 
@@ -21,13 +25,20 @@ from tests.spectra import gaussian, matrix
 from torch import nn
 
 import polarstep as ps
+from polarstep import context as surroundings
 from polarstep import muon, muon_for
-from polarstep import undisturbed as undisturbed_settings
 from polarstep.certificate import certified, cheap_certificate
+from polarstep.context import (
+    constant,
+    inference_mode_off,
+    not_compiled,
+    numeric_context,
+    on_device,
+    user_stacklevel,
+)
 from polarstep.engines import fused
 from polarstep.engines import replay as replaying
 from polarstep.engines.replay_plan import ReplayPlan
-from polarstep.undisturbed import inference_mode_off, on_device, undisturbed
 
 Settings = tuple[str, ...]
 
@@ -120,7 +131,7 @@ def test_a_map_keeps_its_precision(solver):
 @over_solvers()
 def test_a_step_keeps_its_precision(solver):
     ends = []
-    for context in (autocast(), undisturbed()):
+    for context in (autocast(), numeric_context()):
         W = nn.Parameter(gaussian(24, 40, seed=1).float())
         optimizer = ps.Muon([W], lr=0.1, polar=solver.map)
         with context:
@@ -161,14 +172,14 @@ def test_a_certificate_keeps_its_precision():
 @pytest.mark.parametrize("kind", ["cpu", "meta"])
 def test_autocast_is_off_on_the_device_alone(kind):
     device = torch.device(kind)
-    with autocast(), undisturbed(device):
+    with autocast(), numeric_context(device):
         assert torch.is_autocast_enabled("cpu") == (kind == "meta")
-    with undisturbed(device):
+    with numeric_context(device):
         assert not torch.is_autocast_enabled("cpu")
 
 
 def test_without_a_device_autocast_is_off_on_all():
-    with autocast(), torch.autocast("xpu", torch.bfloat16), undisturbed():
+    with autocast(), torch.autocast("xpu", torch.bfloat16), numeric_context():
         assert not torch.is_autocast_enabled("cpu")
         assert not torch.is_autocast_enabled("xpu")
 
@@ -232,9 +243,9 @@ def test_the_settings_agree_within_a_step_where_they_did_before(setting):
 def test_the_settings_are_read_without_torchs_own_getter_too(precision, whole, monkeypatch):
     """It has no public name, and a later torch may not have it."""
     found = SimpleNamespace(fp32_precision=precision), SimpleNamespace(fp32_precision="ieee")
-    monkeypatch.setattr(undisturbed_settings, "_backends", lambda: found)
+    monkeypatch.setattr(surroundings, "_backends", lambda: found)
     monkeypatch.delattr(torch._C, "_get_fp32_precision_getter")
-    assert undisturbed_settings._is_whole() is whole
+    assert surroundings._is_whole() is whole
 
 
 @over_settings
@@ -244,7 +255,7 @@ def test_an_error_restores_the_setting(setting):
     found = []
 
     def fail() -> None:
-        with undisturbed():
+        with numeric_context():
             found.append(settings())
             raise ZeroDivisionError
 
@@ -256,7 +267,7 @@ def test_an_error_restores_the_setting(setting):
 
 def test_a_setting_that_follows_the_general_one_goes_on_following_it():
     torch.backends.fp32_precision = "tf32"
-    with undisturbed():
+    with numeric_context():
         pass
     torch.backends.fp32_precision = "none"
     assert torch.backends.cuda.matmul.fp32_precision == "none"
@@ -264,15 +275,15 @@ def test_a_setting_that_follows_the_general_one_goes_on_following_it():
 
 def test_a_setting_made_inside_stays():
     torch.set_float32_matmul_precision("high")
-    with undisturbed():
+    with numeric_context():
         torch.set_float32_matmul_precision("medium")
     assert torch.get_float32_matmul_precision() == "medium"
 
 
 def test_a_setting_made_inside_holds_until_the_next_block():
-    with undisturbed():
+    with numeric_context():
         torch.set_float32_matmul_precision("high")
-        with undisturbed():
+        with numeric_context():
             assert settings()[1] in WHOLE
     assert torch.get_float32_matmul_precision() == "high"
 
@@ -285,13 +296,13 @@ def test_the_last_of_several_threads_restores_the_setting():
     found = []
 
     def longer() -> None:
-        with undisturbed():
+        with numeric_context():
             inside.set()
             may_end.wait(30)
             found.append(settings())
 
     thread = threading.Thread(target=longer)
-    with undisturbed():
+    with numeric_context():
         thread.start()
         inside.wait(30)
     may_end.set()
@@ -312,14 +323,14 @@ def interrupted_at(number: int) -> bool:
         looks = frame if event in ("call", "c_return") else frame.f_back
         if event == "c_call" or looks is None:
             return
-        if looks.f_code.co_filename == undisturbed_settings.__file__:
+        if looks.f_code.co_filename == surroundings.__file__:
             left -= 1
             if left == 0:
                 raise KeyboardInterrupt
 
     sys.setprofile(profile)
     try:
-        with undisturbed():
+        with numeric_context():
             pass
     except KeyboardInterrupt:
         return True
@@ -337,7 +348,7 @@ def test_the_setting_comes_back_after_ctrl_c_anywhere(setting):
         if not interrupted_at(number):
             break
         at_once.append(settings() == before)
-        with undisturbed():
+        with numeric_context():
             assert {*settings()[1:3]} <= WHOLE
         assert settings() == before, number
     assert len(at_once) > 20
@@ -407,12 +418,12 @@ class OnSecond(torch.Tensor):
 
 
 def test_a_context_enters_the_gpu(entered):
-    for context in (on_device, undisturbed):
+    for context in (on_device, numeric_context):
         with context(torch.device("cuda", 1)):
             assert entered == [0, 1]
         with context(torch.device("cpu")):
             assert entered == [0]
-    with on_device(None), undisturbed():
+    with on_device(None), numeric_context():
         assert entered == [0]
 
 
@@ -498,3 +509,127 @@ def test_tensors_are_ordinary_and_the_gradients_as_the_caller_has_them(around):
         assert (torch.is_inference_mode_enabled(), torch.is_grad_enabled()) == given
     assert not made.is_inference()
     made.requires_grad_().sum().backward()  # refused for a tensor of inference mode
+
+
+WARN = "def warn(): warnings.warn('a mistake', stacklevel=user_stacklevel())"
+CALL = "def call(inner): return inner()"
+
+
+def made(source: str, module: str):
+    """The function that ``source`` defines, as one of ``module``."""
+    names = {"__name__": module, "warnings": warnings, "user_stacklevel": user_stacklevel}
+    exec(compile(source, f"{module}.py", "exec"), names)
+    return names[source.split()[1].partition("(")[0]]
+
+
+@pytest.mark.parametrize(
+    "through",
+    [
+        [],
+        ["polarstep"],
+        ["torch.optim.optimizer"],
+        ["polarstep.optimizer", "torch.optim", "torch"],
+    ],
+    ids=str,
+)
+def test_the_line_outside_the_package_and_torch_is_shown(through):
+    step = made(WARN, "polarstep.cuda_graphs")
+    for module in through:
+        step = partial(made(CALL, module), step)
+    with pytest.warns(UserWarning, match="a mistake") as told:
+        step()
+    assert told[0].filename == __file__
+
+
+@pytest.mark.parametrize("module", ["polarstep_lab.training", "torchvision.models", "users"])
+def test_a_package_of_a_similar_name_is_the_users(module):
+    step = made(WARN, "polarstep.cuda_graphs")
+    call = made(CALL, module)
+    with pytest.warns(UserWarning, match="a mistake") as told:
+        call(step)
+    assert told[0].filename == f"{module}.py"
+
+
+def test_without_a_line_of_the_users_it_is_the_outermost(monkeypatch):
+    frame = None
+    for name in ("polarstep", "torch._dynamo", "polarstep.cuda_graphs"):
+        frame = SimpleNamespace(f_back=frame, f_globals={"__name__": name})
+    monkeypatch.setattr("sys._getframe", lambda depth: frame)
+    assert user_stacklevel() == 3
+
+
+def test_importing_the_package_leaves_the_compiler_alone():
+    code = "import sys, polarstep; print('torch' in sys.modules, 'torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "False"]
+
+
+def test_constant_sets_what_torch_sets():
+    def ours():
+        return 1
+
+    def theirs():
+        return 1
+
+    torch.compiler.assume_constant_result(theirs)
+    assert vars(constant(ours)) == vars(theirs) != {}
+
+
+def test_a_constant_function_is_called_not_traced():
+    calls = []
+
+    @constant
+    def numbers(n: int) -> float:
+        calls.append(Path(__file__).stat())  # a full graph has no place for a look at the disk
+        return float(n)
+
+    step = torch.compile(lambda x: x * numbers(3), fullgraph=True, backend="eager")
+    for _ in range(3):
+        assert torch.equal(step(torch.ones(2)), torch.full((2,), 3.0))
+    assert len(calls) == 1
+
+
+class Counter:
+    """Counts its steps in a function that torch.compile is told to leave alone."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.traced: list[bool] = []
+
+    @not_compiled(reason="it counts")
+    def count(self, by: int = 1) -> int:
+        """The number of steps so far."""
+        self._inner()
+        self.steps += by
+        return self.steps
+
+    def _inner(self) -> None:
+        self.traced.append(torch.compiler.is_compiling())
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        self.count(by=2)
+        return x + 1
+
+
+def test_an_excluded_function_runs_uncompiled_and_never_recompiles():
+    torch.compiler.reset()
+    counter = Counter()
+    step = torch.compile(counter.step, backend="eager")
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for _ in range(4):
+            assert torch.equal(step(torch.zeros(2)), torch.ones(2))
+    assert counter.steps == 8
+    assert counter.traced == [False] * 4
+
+
+def test_a_full_graph_is_refused_with_the_reason():
+    torch.compiler.reset()
+    step = torch.compile(Counter().step, backend="eager", fullgraph=True)
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="it counts"):
+        step(torch.zeros(2))
+
+
+def test_an_excluded_function_keeps_its_name_and_words():
+    assert Counter.count.__name__ == "count"
+    assert Counter.count.__doc__ == "The number of steps so far."
+    assert Counter().count() == 1
