@@ -22,7 +22,7 @@ rates are chosen among runs of the shape that is asked for.
 A record has digests of both texts; a table of runs whose records name different texts is refused.
 ``--lr best`` is the rate with the lowest perplexity on seed 3, which tables of chosen rates leave out.
 ``adamw`` updates all matrices with AdamW. ``peer:NAME`` is an optimizer of another library
-(:mod:`polarstep_lab.peers`); embeddings, head and vectors have AdamW at the same rates as beside ours.
+(:mod:`polarstep_lab.optimizers.peers`); embeddings, head and vectors have AdamW as beside ours.
 """
 
 from __future__ import annotations
@@ -214,8 +214,7 @@ def optimizer_of(
         fused = True if next(model.parameters()).is_cuda else None
         return torch.optim.AdamW(groups, fused=fused), None
     from polarstep_lab.config import OptimizerConfig
-    from polarstep_lab.peers import find_peer
-    from polarstep_lab.peers.together import beside_adamw
+    from polarstep_lab.optimizers.peers import beside_adamw, find_peer
 
     peer = find_peer(base.removeprefix("peer:"))
     momentum = ps.AdamW().betas[0] if peer.algorithm == "adamw" else 0.95
@@ -248,7 +247,7 @@ def run(
     import torch
 
     from polarstep_lab.models.gpt import GPT, GPTConfig
-    from polarstep_lab.training.compiled_model import compiled
+    from polarstep_lab.train.compiled_model import compiled
     from timing import timing_event
 
     device = train.device
@@ -384,7 +383,7 @@ def made_with(name: str, device: torch.device) -> dict[str, Any]:
     found |= {"torch": torch.__version__} | source_of_packages()
     base, _ = parts_of(name)
     if base.startswith("peer:"):
-        from polarstep_lab.peers import find_peer, versions
+        from polarstep_lab.optimizers.peers import find_peer, versions
 
         package = find_peer(base.removeprefix("peer:")).package
         found |= {key: version for key, version in versions().items() if key == package}
@@ -416,7 +415,7 @@ def reported(runs: Mapping[int, float]) -> dict[int, float]:
 
 def others() -> dict[str, str]:
     """In words, what stands for no map of ours: AdamW and the peers."""
-    from polarstep_lab.peers import PEERS
+    from polarstep_lab.optimizers.peers import PEERS
 
     return {"adamw": "AdamW"} | {f"peer:{peer.name}": peer.title for peer in PEERS.values()}
 

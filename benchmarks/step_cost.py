@@ -10,7 +10,7 @@
     python benchmarks/step_cost.py --only-steps --workload "width 640" --optimizer auto
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
-One run measures AdamW (fused), the peers that can be imported (polarstep_lab.peers; dion's from a
+One run measures AdamW (fused), the peers that can be imported (dion's from a
 checkout, ``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph and Triton kernels, and ours
 with several polar maps, on the same parameters. The floor is the time that no implementation can go
 below: the bytes that must be moved and the products that must be computed, at the rates measured here.

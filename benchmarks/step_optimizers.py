@@ -159,7 +159,7 @@ def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
 
     dion's optimizers are also timed in dion's CUDA graph, with and without its Triton kernels.
     """
-    from polarstep_lab.peers import PEERS, load
+    from polarstep_lab.optimizers.peers import PEERS, load
 
     for peer in PEERS.values():
         try:

@@ -53,7 +53,7 @@ def train(
     """Train a model once, and return what its record has of the result."""
     import torch
 
-    from polarstep_lab.training.compiled_model import compiled
+    from polarstep_lab.train.compiled_model import compiled
     from two_lines_families import FAMILIES, halves
     from two_lines_methods import METHODS
 

@@ -13,9 +13,9 @@ from tests.spectra import gaussian, matrix
 from torch.nn import Parameter
 
 import polarstep as ps
+import polarstep_lab.axes as ablation_axes
 from polarstep.groups import ELEMENTWISE
-from polarstep_lab import ablations
-from polarstep_lab.ablations import apply_axis
+from polarstep_lab.axes import apply_axis
 from polarstep_lab.methods import METHODS
 from polarstep_lab.recipes import RECIPES, resolve
 
@@ -27,7 +27,7 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re
 @pytest.fixture(scope="module")
 def page() -> Iterator[dict[str, Any]]:
     """All names that the page defines; what it enters into lists is taken out again."""
-    rules, recipes, axes = dict(ELEMENTWISE), dict(RECIPES), ablations.AXES
+    rules, recipes, axes = dict(ELEMENTWISE), dict(RECIPES), ablation_axes.AXES
     # Dataclasses look for the module that they are defined in.
     namespace: dict[str, Any] = {"__name__": __name__}
     try:
@@ -38,7 +38,7 @@ def page() -> Iterator[dict[str, Any]]:
         for listed, before in ((ELEMENTWISE, rules), (RECIPES, recipes)):
             listed.clear()
             listed.update(before)
-        ablations.AXES = axes
+        ablation_axes.AXES = axes
 
 
 def maps_of(page: dict[str, Any]) -> dict[str, ps.PolarMap]:

@@ -19,7 +19,7 @@ from pages.records.costs import (
 )
 from pages.records.quality import BASE, best_run, chosen
 from polarstep import Deflated, LowRank
-from polarstep_lab.peers import PEERS
+from polarstep_lab.optimizers.peers import PEERS
 from step_workloads import ON_A_CPU, WORKLOADS
 
 NEAR = 0.02

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from io import TextIOWrapper
 
-from polarstep_lab.training.interrupt import ctrl_c_ends_the_process
+from polarstep_lab.train.interrupt import ctrl_c_ends_the_process
 
 __all__ = ["main"]
 

@@ -2,13 +2,12 @@
 
 :data:`METHODS` are the paper's, the rows of Table 2. :data:`OURS` are the maps that this library has
 beside them. A method whose slug begins with ``peer:`` runs the optimizer of another library
-(:mod:`polarstep_lab.peers`).
+(:mod:`polarstep_lab.optimizers.peers`).
 """
 
 from __future__ import annotations
 
 from polarstep_lab.paper import METHODS, Method
-from polarstep_lab.peers.catalogue import PEERS
 from polarstep_lab.settings_by_name import ConfigError, hint
 
 __all__ = ["METHODS", "OURS", "Method", "all_methods", "find_method", "find_methods"]
@@ -46,9 +45,21 @@ sketched head whose rest is kept (:class:`polarstep.Deflated`), and the map chos
 (:class:`polarstep.Auto`). These maps and the paper's sketch are there with normalized rows, too."""
 
 
+PEERS: tuple[Method, ...] = (
+    Method("torch.optim.Muon", "peer:torch-muon", "muon", peer="torch-muon"),
+    Method("Muon of K. Jordan", "peer:jordan-muon", "muon", peer="jordan-muon"),
+    Method("Muon of dion", "peer:dion-muon", "muon", peer="dion-muon"),
+    Method("NorMuon of dion", "peer:dion-normuon", "muon", peer="dion-normuon"),
+    Method("Dion2 (a quarter of the rows)", "peer:dion2", "muon", peer="dion2"),
+    Method("Dion3 (a quarter of the rows)", "peer:dion3", "muon", peer="dion3"),
+    Method("SOAP of pytorch_optimizer", "peer:soap", "adamw", peer="soap"),
+)
+"""Optimizers of other libraries (:mod:`polarstep_lab.optimizers.peers`)."""
+
+
 def all_methods() -> tuple[Method, ...]:
     """Every method that :func:`find_method` knows."""
-    return (*METHODS, *OURS, *(peer.method for peer in PEERS.values()))
+    return (*METHODS, *OURS, *PEERS)
 
 
 def find_methods(names: str) -> list[Method]:

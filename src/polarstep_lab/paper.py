@@ -39,7 +39,7 @@ class Method:
     fields belong to methods that the paper does not have (:mod:`polarstep_lab.methods`). ``polar``
     names a map of ours (:data:`polarstep_lab.recipes.recipe.MAPS`), ``normalize_rows`` applies
     :class:`polarstep.NormalizedRows` after the map, and ``peer`` names the optimizer of another
-    library (:mod:`polarstep_lab.peers`), whose matrices take the learning rate of ``algorithm``.
+    library, whose matrices take the learning rate of ``algorithm``.
     """
 
     name: str

@@ -11,10 +11,10 @@ from polarstep import rng
 from polarstep.maps import Exact, NewtonSchulz
 from polarstep.theory import schedules
 from polarstep.theory.noise import AlphaStable, GradientNoise
+from polarstep_lab.checks.convergence import studies
+from polarstep_lab.checks.convergence.measured import Case, Setup, fit, measured_rates, trajectories
+from polarstep_lab.checks.convergence.problems import Ripples
 from polarstep_lab.cli import app
-from polarstep_lab.rates import studies
-from polarstep_lab.rates.measured import Case, Setup, fit, measured_rates, trajectories
-from polarstep_lab.rates.problems import Ripples
 
 SMALL = Setup(horizons=(16, 32, 64), replicas=6, shape=(3, 4))
 

@@ -266,7 +266,7 @@ def printed_commands(page):
 @pytest.fixture
 def all_peers(monkeypatch):
     """Every peer can be loaded, dion's CUDA graph too; none of them is made."""
-    monkeypatch.setattr("polarstep_lab.peers.load", lambda peer: torch.optim.SGD)
+    monkeypatch.setattr("polarstep_lab.optimizers.peers.load", lambda peer: torch.optim.SGD)
     graphs = SimpleNamespace(CudaGraphOptimizer=None)
     monkeypatch.setitem(sys.modules, "dion", SimpleNamespace(cuda_graph=graphs))
     monkeypatch.setitem(sys.modules, "dion.cuda_graph", graphs)

@@ -5,7 +5,7 @@
 :mod:`~polarstep.theory.annealing` (warm-up and cool-down curves for practice),
 :mod:`~polarstep.theory.noise` (heavy-tailed gradient noise with known constants),
 :mod:`~polarstep.theory.tail_index` (estimates of the tail index of given noise).
-:mod:`polarstep_lab.rates` measures convergence and compares it with the bounds.
+:mod:`polarstep_lab.checks.convergence` measures convergence and compares it with the bounds.
 """
 
 from __future__ import annotations

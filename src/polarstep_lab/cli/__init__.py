@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from polarstep_lab.training.interrupt import ctrl_c_ends_the_process
+from polarstep_lab.train.interrupt import ctrl_c_ends_the_process
 
 __all__ = ["SUBCOMMANDS", "app"]
 

@@ -17,8 +17,8 @@ from rich.console import Console
 from polarstep_lab.data.corpus import TextError
 from polarstep_lab.data.tokenizer import VocabularyError
 from polarstep_lab.suites.parallel import EXPLAINED
-from polarstep_lab.training.ranks import first_failure
-from polarstep_lab.training.train import Interrupted
+from polarstep_lab.train.ranks import first_failure
+from polarstep_lab.train.run import Interrupted
 
 __all__ = ["DIVERGED", "INTERRUPTED", "clear_errors"]
 

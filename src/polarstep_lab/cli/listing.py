@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Column, Table
 
-from polarstep_lab.ablations import AXES
+from polarstep_lab.axes import AXES
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.methods import METHODS, all_methods, find_method
 from polarstep_lab.recipes import RECIPES

@@ -8,13 +8,13 @@ from functools import partial
 from rich.console import Console
 
 from polarstep_lab.cli.extras import need
-from polarstep_lab.peers import find_peer, load
+from polarstep_lab.optimizers.peers import find_peer, load
 from polarstep_lab.records.record import Result
 from polarstep_lab.suites.board import TensorBoard
 from polarstep_lab.suites.progress import ProgressBar, progress_display
 from polarstep_lab.suites.suite import PlannedRun
-from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.train import Observer, train
+from polarstep_lab.train.ranks import Ranks
+from polarstep_lab.train.run import Observer, train
 
 __all__ = ["check_peers", "run_one_by_one"]
 

@@ -10,7 +10,7 @@ import typer
 from polarstep_lab.config import ConfigError
 from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.suites.places import Where
-from polarstep_lab.training.ranks import Parallel
+from polarstep_lab.train.ranks import Parallel
 
 __all__ = [
     "BoardOption",

@@ -20,11 +20,17 @@ from rich.progress import (
 from rich.table import Table
 
 from polarstep.theory.checks import tail_index
+from polarstep_lab.checks.convergence.figure import draw
+from polarstep_lab.checks.convergence.measured import FEWEST_HORIZONS, Setup
+from polarstep_lab.checks.convergence.studies import (
+    SOLVERS,
+    StudyRow,
+    batch_study,
+    rate_study,
+    tuning_study,
+)
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
-from polarstep_lab.rates.figure import draw
-from polarstep_lab.rates.measured import FEWEST_HORIZONS, Setup
-from polarstep_lab.rates.studies import SOLVERS, StudyRow, batch_study, rate_study, tuning_study
 from polarstep_lab.storage import StorageError, refuse_unwritable, write_json
 
 __all__ = ["rates"]

@@ -28,8 +28,8 @@ from polarstep_lab.records.directory import state_of
 from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.storage import StorageError
 from polarstep_lab.suites.suite import plan_run
-from polarstep_lab.training.interrupt import Interrupted
-from polarstep_lab.training.ranks import launched, world_size
+from polarstep_lab.train.interrupt import Interrupted
+from polarstep_lab.train.ranks import launched, world_size
 
 __all__ = ["run"]
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polarstep_lab.ablations import AXES
+from polarstep_lab.axes import AXES
 from polarstep_lab.cli.failures import DIVERGED, ERROR, clear_errors
 from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
 from polarstep_lab.cli.options import (
@@ -37,7 +37,7 @@ from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.suites.places import Where, place_for
 from polarstep_lab.suites.progress import follow
 from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs, pending
-from polarstep_lab.training.ranks import refuse_launcher
+from polarstep_lab.train.ranks import refuse_launcher
 
 __all__ = ["ablate", "compare"]
 

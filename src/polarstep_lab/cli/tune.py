@@ -17,7 +17,7 @@ from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.settings_by_name import ConfigError, parse_assignment
 from polarstep_lab.suites.places import Place, Where, place_for
 from polarstep_lab.suites.progress import progress_display
-from polarstep_lab.training.ranks import refuse_launcher
+from polarstep_lab.train.ranks import refuse_launcher
 
 if TYPE_CHECKING:
     from polarstep_lab.tune import StudySpec

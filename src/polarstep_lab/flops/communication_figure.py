@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from polarstep.maps import PolarMap
-from polarstep_lab.drawing.panels import Drawing, style_axes
 from polarstep_lab.flops.communication import MeshName, RankCost, costs, maps_of, mesh_of
 from polarstep_lab.flops.workload import Workload
+from polarstep_lab.report.panels import Drawing, style_axes
 from polarstep_lab.storage import write_atomically
 
 __all__ = ["RANKS", "communication_figure", "write_figure"]

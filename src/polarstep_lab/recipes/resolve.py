@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.ablations import apply_axis
+from polarstep_lab.axes import apply_axis
 from polarstep_lab.config import ConfigError, RunConfig, with_overrides
 from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes.recipe import Range, find_recipe

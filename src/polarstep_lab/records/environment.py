@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from polarstep_lab.git import NoAnswer, git, tree_of
-from polarstep_lab.peers.catalogue import versions
+from polarstep_lab.optimizers.peers import versions
 from polarstep_lab.settings_by_name import ConfigError
 from polarstep_lab.storage import StorageError, read_json, write_json
 
@@ -52,7 +52,7 @@ def record_environment(
 ) -> None:
     """Write the environment of a new run; for a resumed run, append the present one to its list.
 
-    ``data`` says what data the run reads (:class:`polarstep_lab.training.tasks.Task`), as a config may
+    ``data`` says what data the run reads (:class:`polarstep_lab.train.tasks.Task`), as a config may
     hold no more than a file pattern. ``parallel`` says how ``processes`` share the model; for a single
     process it is None, and neither is noted.
     """

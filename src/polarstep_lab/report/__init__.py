@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polarstep_lab.drawing.panels import Drawing
 from polarstep_lab.report.blocks import Block
 from polarstep_lab.report.content import blocks_of
 from polarstep_lab.report.folder import write_folder
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import html_page, markdown_page
+from polarstep_lab.report.panels import Drawing
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.runs import Runs, collect_runs
 from polarstep_lab.report.tables import runs_csv, summary_csv

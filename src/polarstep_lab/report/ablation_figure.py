@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from polarstep_lab.drawing.palette import Look, ordinal_looks
-from polarstep_lab.drawing.panels import ALARM, INK_SOFT, PAGE, Drawing, Panel, Series
 from polarstep_lab.estimates import Difference
+from polarstep_lab.report.palette import Look, ordinal_looks
+from polarstep_lab.report.panels import ALARM, INK_SOFT, PAGE, Drawing, Panel, Series
 from polarstep_lab.report.rows import AblationSet, Row, Section, value_place
 from polarstep_lab.wording import joined
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from polarstep_lab.drawing.palette import Look
-from polarstep_lab.drawing.panels import Drawing
+from polarstep_lab.report.palette import Look
+from polarstep_lab.report.panels import Drawing
 
 __all__ = ["Block", "Commands", "Heading", "Table", "Text", "part"]
 

@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from polarstep_lab.drawing.palette import Look
-from polarstep_lab.drawing.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.records.record import RunRecord
+from polarstep_lab.report.palette import Look
+from polarstep_lab.report.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.wording import listed
 

@@ -1,6 +1,6 @@
 """The noise of the gradient along a run: its table and its figure.
 
-The noise is read from ``noise.jsonl`` (:mod:`polarstep_lab.training.noise_log`). Tail indices are drawn
+The noise is read from ``noise.jsonl`` (:mod:`polarstep_lab.train.noise_log`). Tail indices are drawn
 as 1/α, in which their errors are normal and an infinite index is a point on the axis: up is heavier,
 and above the line at α = 2 there is no variance.
 """
@@ -16,10 +16,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
-from polarstep_lab.drawing.palette import CHROME, Look, ordinal_looks
-from polarstep_lab.drawing.panels import ALARM, Drawing, Panel, Series
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
+from polarstep_lab.report.palette import CHROME, Look, ordinal_looks
+from polarstep_lab.report.panels import ALARM, Drawing, Panel, Series
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.wording import MISSING, in_digits
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 
-from polarstep_lab.ablations import AXES, apply_axis
+from polarstep_lab.axes import AXES, apply_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, PublishedTable

@@ -15,10 +15,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from polarstep.theory.bounds.polar_maps import COVERED
-from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
-from polarstep_lab.drawing.panels import Drawing, Panel, Series
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.blocks import Block, Table, part
+from polarstep_lab.report.palette import Look, look_of, ordinal_looks
+from polarstep_lab.report.panels import Drawing, Panel, Series
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.wording import MISSING, in_digits
 

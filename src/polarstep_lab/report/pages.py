@@ -17,10 +17,10 @@ import jinja2
 import pandas as pd
 from markupsafe import Markup
 
-from polarstep_lab.drawing.palette import ALL_LOOKS
-from polarstep_lab.drawing.panels import Drawing
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.content import brief_blocks
+from polarstep_lab.report.palette import ALL_LOOKS
+from polarstep_lab.report.panels import Drawing
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.runs import STATUSES, Runs
 from polarstep_lab.wording import plural

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from polarstep_lab.ablations import longest_short_side
+from polarstep_lab.axes import longest_short_side
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.estimates import Difference, Estimate
 from polarstep_lab.paper import METHODS

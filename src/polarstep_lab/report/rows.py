@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polarstep_lab.ablations import AXES, find_axis
+from polarstep_lab.axes import AXES, find_axis
 from polarstep_lab.config import ConfigError, RunConfig
-from polarstep_lab.drawing.palette import Look, looks_of
 from polarstep_lab.estimates import Difference, Estimate, paired
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import ABLATIONS, Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
 from polarstep_lab.report.data_read import Read
+from polarstep_lab.report.palette import Look, looks_of
 from polarstep_lab.report.runs import STATUSES, TIMES, Metric
 
 __all__ = ["AblationSet", "Row", "Section", "place", "value_place"]

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from polarstep_lab.drawing.palette import Look, look_of, ordinal_looks
 from polarstep_lab.estimates import Difference
 from polarstep_lab.paper import ABLATIONS_SOURCE, Published
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.blocks import Block, Heading, Table, Text
 from polarstep_lab.report.figures import cost_figure, trajectory_figure
+from polarstep_lab.report.palette import Look, look_of, ordinal_looks
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
 from polarstep_lab.wording import MISSING, in_digits, joined, listed, plural

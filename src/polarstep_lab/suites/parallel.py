@@ -24,8 +24,8 @@ from polarstep_lab.data.shards import ShardError
 from polarstep_lab.records.record import MetricRow, Result
 from polarstep_lab.storage import StorageError
 from polarstep_lab.suites.suite import PlannedRun
-from polarstep_lab.training.interrupt import ctrl_c_blocked, unblock_ctrl_c
-from polarstep_lab.training.train import Interrupted, train
+from polarstep_lab.train.interrupt import ctrl_c_blocked, unblock_ctrl_c
+from polarstep_lab.train.run import Interrupted, train
 
 __all__ = ["EXPLAINED", "Event", "Messenger", "available_cores", "outcome", "run_in_processes"]
 

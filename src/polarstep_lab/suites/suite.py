@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.ablations import apply_axis, find_axis
+from polarstep_lab.axes import apply_axis, find_axis
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import Method
 from polarstep_lab.recipes import read_recipe_file, resolve

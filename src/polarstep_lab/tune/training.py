@@ -17,7 +17,7 @@ from polarstep_lab.config import RunConfig, with_overrides
 from polarstep_lab.methods import find_method
 from polarstep_lab.recipes import find_recipe, resolve, search_space
 from polarstep_lab.records.record import MetricRow, Result
-from polarstep_lab.training.train import Interrupted, StopTraining, train
+from polarstep_lab.train.run import Interrupted, StopTraining, train
 from polarstep_lab.tune.study import Pruner, StudySpec
 from polarstep_lab.tune.workers import Pruned
 

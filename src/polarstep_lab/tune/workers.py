@@ -23,7 +23,7 @@ import torch
 from optuna.trial import TrialState
 
 from polarstep_lab.config import ConfigError
-from polarstep_lab.training.interrupt import ctrl_c_blocked
+from polarstep_lab.train.interrupt import ctrl_c_blocked
 from polarstep_lab.tune.study import (
     DONE,
     StudySpec,

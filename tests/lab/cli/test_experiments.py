@@ -24,7 +24,7 @@ from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.tokenizer import Characters
 from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records.record import RunRecord, find_runs
-from polarstep_lab.training.language import LanguageTask
+from polarstep_lab.train.language import LanguageTask
 
 SMALL = [
     part

@@ -22,7 +22,7 @@ from polarstep_lab.cli import app
 from polarstep_lab.config import TextData
 from polarstep_lab.recipes.resolve import resolve
 from polarstep_lab.records.record import find_runs
-from polarstep_lab.training.ranks import Ranks
+from polarstep_lab.train.ranks import Ranks
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/experiments.md"
 COMMANDS = [

@@ -26,9 +26,9 @@ from torch import multiprocessing
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.config import RunConfig
 from polarstep_lab.records.record import MetricRow, Result
-from polarstep_lab.training.language import LanguageTask
-from polarstep_lab.training.ranks import Parallel, Ranks, launched
-from polarstep_lab.training.train import Interrupted, train
+from polarstep_lab.train.language import LanguageTask
+from polarstep_lab.train.ranks import Parallel, Ranks, launched
+from polarstep_lab.train.run import Interrupted, train
 
 STOP = 2
 """The step after which rank 0 is sent a signal."""

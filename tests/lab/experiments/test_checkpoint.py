@@ -15,8 +15,8 @@ from tests.lab.experiments.test_train import StopAt, assert_same_run, state
 from polarstep_lab.records import record
 from polarstep_lab.records.record import Result, RunRecord
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training import checkpoint
-from polarstep_lab.training.train import Interrupted, identify, train
+from polarstep_lab.train import checkpoint
+from polarstep_lab.train.run import Interrupted, identify, train
 
 OFTEN = {"runtime__checkpoint_seconds": 0.0}
 

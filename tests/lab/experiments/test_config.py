@@ -13,7 +13,7 @@ import torch
 from tests.lab.experiments.small import tiny_gpt
 
 import polarstep as ps
-from polarstep_lab.ablations import AXES, apply_axis
+from polarstep_lab.axes import AXES, apply_axis
 from polarstep_lab.config import (
     ConfigError,
     RunConfig,
@@ -25,16 +25,16 @@ from polarstep_lab.data.shards import write_shard
 from polarstep_lab.methods import METHODS, OURS, find_method, find_methods
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
-from polarstep_lab.recipes import RECIPES, find_recipe, resolve, search_space, tuned
-from polarstep_lab.settings_by_name import parse_assignment
-from polarstep_lab.storage import write_json
-from polarstep_lab.training.language import LanguageTask
-from polarstep_lab.training.optimizers import (
+from polarstep_lab.optimizers.build import (
     build_optimizer,
     build_polar,
     optimizer_gflops,
 )
-from polarstep_lab.training.schedule import RunSchedule, place_in_stages
+from polarstep_lab.optimizers.schedule import RunSchedule, place_in_stages
+from polarstep_lab.recipes import RECIPES, find_recipe, resolve, search_space, tuned
+from polarstep_lab.settings_by_name import parse_assignment
+from polarstep_lab.storage import write_json
+from polarstep_lab.train.language import LanguageTask
 
 EVERY = [(recipe, method.slug) for recipe in RECIPES for method in (*METHODS, *OURS)]
 

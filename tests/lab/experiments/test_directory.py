@@ -22,7 +22,7 @@ from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.mark import LOCK, MARK, is_run_directory
 from polarstep_lab.records.record import Result, RunIdentity, RunRecord
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.train import identify, train
+from polarstep_lab.train.run import identify, train
 
 SMALL = [
     part
@@ -261,7 +261,7 @@ import torch
 torch.set_num_threads(1)
 from tests.lab.experiments.small import tiny_gpt
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.train import train
+from polarstep_lab.train.run import train
 
 directory, count = Path(sys.argv[1]), int(sys.argv[2])
 gate = directory.parent / "gate"

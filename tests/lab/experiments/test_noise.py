@@ -15,9 +15,9 @@ from polarstep_lab.checks.noise import held_still
 from polarstep_lab.config import ConfigError
 from polarstep_lab.records import record
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.training.images import ImageTask
-from polarstep_lab.training.noise_log import NoiseLog, points_along
-from polarstep_lab.training.train import Interrupted, build_task, train
+from polarstep_lab.train.images import ImageTask
+from polarstep_lab.train.noise_log import NoiseLog, points_along
+from polarstep_lab.train.run import Interrupted, build_task, train
 
 MEASURED = {
     "runtime__noise__points": 4,

@@ -22,7 +22,7 @@ from polarstep_lab.records.record import TIME_FIELDS, RunRecord
 from polarstep_lab.suites.parallel import Event
 from polarstep_lab.suites.places import Place, place_for
 from polarstep_lab.suites.suite import PlannedRun, comparison_runs, pending
-from polarstep_lab.training.train import Interrupted, Observer, train
+from polarstep_lab.train.run import Interrupted, Observer, train
 from polarstep_lab.tune import StudyProgress
 
 SMALL = SMALLEST_GPT | {"runtime.device": "cpu", "runtime.log_every": 1}

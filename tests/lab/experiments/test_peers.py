@@ -15,13 +15,12 @@ from tests.lab.experiments.test_train import StopAt, assert_same_run
 from polarstep_lab.config import ConfigError
 from polarstep_lab.methods import find_method
 from polarstep_lab.models.gpt import GPT
-from polarstep_lab.peers import PEERS, find_peer, load, versions
-from polarstep_lab.peers.catalogue import FOLDERS, _commit
+from polarstep_lab.optimizers.build import build_optimizer, cycle_of
+from polarstep_lab.optimizers.peers import FOLDERS, PEERS, _commit, find_peer, load, versions
+from polarstep_lab.optimizers.schedule import RunSchedule
 from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.training.optimizers import build_optimizer, cycle_of
-from polarstep_lab.training.schedule import RunSchedule
-from polarstep_lab.training.train import Interrupted, train
+from polarstep_lab.train.run import Interrupted, train
 
 # What the registry has must be there; the others are tried where POLARSTEP_PEERS names a checkout.
 REGISTRY = ("torch-muon", "jordan-muon", "soap")

@@ -21,8 +21,8 @@ import polarstep.__main__
 from polarstep_lab.cli import app
 from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.records.record import TIME_FIELDS, Result, RunRecord
-from polarstep_lab.training.ranks import Ranks, launched
-from polarstep_lab.training.train import train
+from polarstep_lab.train.ranks import Ranks, launched
+from polarstep_lab.train.run import train
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),

@@ -14,11 +14,11 @@ from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
 from tests.lab.experiments.synthetic import markdown, write_planned, write_run
 
-from polarstep_lab.drawing.panels import ALARM, PAGE
 from polarstep_lab.methods import METHODS
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.grouping import sections_of
+from polarstep_lab.report.panels import ALARM, PAGE
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 

@@ -18,7 +18,7 @@ from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
 from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
-from polarstep_lab.training.train import train
+from polarstep_lab.train.run import train
 
 A = {"data": "a_train_1.bin: 9,000 tokens", "data_digest": "a" * 32}
 A |= {"held_out": "a_val_0.bin: 900 tokens", "held_out_digest": "c" * 32}

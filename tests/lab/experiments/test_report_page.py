@@ -14,14 +14,14 @@ import pytest
 from matplotlib.figure import Figure
 from tests.lab.experiments.synthetic import write_comparison, write_run
 
-from polarstep_lab.drawing.palette import CHROME, SERIES, look_of
-from polarstep_lab.drawing.panels import Drawing, Panel, Series
 from polarstep_lab.methods import all_methods
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files, write_report
 from polarstep_lab.report.figures import curve_of, zoom
 from polarstep_lab.report.folder import MANIFEST
 from polarstep_lab.report.grouping import sections_of
+from polarstep_lab.report.palette import CHROME, SERIES, look_of
+from polarstep_lab.report.panels import Drawing, Panel, Series
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import StorageError
 

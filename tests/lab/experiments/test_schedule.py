@@ -13,8 +13,8 @@ from polarstep import Muon
 from polarstep.theory import annealing
 from polarstep_lab.config import ScheduleConfig, TextData
 from polarstep_lab.methods import find_method
+from polarstep_lab.optimizers.schedule import RunSchedule, place_in_stages
 from polarstep_lab.recipes import RECIPES, resolve
-from polarstep_lab.training.schedule import RunSchedule, place_in_stages
 
 RECORDED = {
     ("cifar10", "adamw"): "84c7e45f48d966cf",

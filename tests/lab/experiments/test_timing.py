@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from polarstep_lab.training.timing import StepTimer
+from polarstep_lab.train.timing import StepTimer
 
 
 @pytest.fixture

@@ -26,8 +26,8 @@ from polarstep_lab.methods import METHODS, OURS
 from polarstep_lab.records import record
 from polarstep_lab.records.record import TIME_FIELDS, MetricRow, Result, RunRecord
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training import checkpoint
-from polarstep_lab.training.train import Interrupted, StopTraining, build_task, train
+from polarstep_lab.train import checkpoint
+from polarstep_lab.train.run import Interrupted, StopTraining, build_task, train
 
 
 def without_time(directory: Path) -> list[dict[str, Any]]:
@@ -177,7 +177,7 @@ from pathlib import Path
 import torch
 torch.set_num_threads(1)
 from tests.lab.experiments.small import tiny_gpt
-from polarstep_lab.training.train import train
+from polarstep_lab.train.run import train
 train(tiny_gpt("rand-muon", runtime__checkpoint_seconds=0.0, data__stages=[STAGE]),
       Path(sys.argv[1]), resume=True)
 """
@@ -227,12 +227,12 @@ def test_kill_at_chosen_moments(moment, whole, tmp_path, monkeypatch):
     config = tiny_gpt(runtime__checkpoint_seconds=0.0)
     with monkeypatch.context() as patch:
         if moment == "before the first checkpoint":
-            patch.setattr("polarstep_lab.training.loop.save_checkpoint", kill)
+            patch.setattr("polarstep_lab.train.loop.save_checkpoint", kill)
         elif moment == "between log and checkpoint":
             saved = iter(range(3))
             real = checkpoint.save_checkpoint
             patch.setattr(
-                "polarstep_lab.training.loop.save_checkpoint",
+                "polarstep_lab.train.loop.save_checkpoint",
                 lambda *a: real(*a) if next(saved, None) is not None else kill(),
             )
         else:
@@ -311,7 +311,7 @@ def test_the_compiled_functions_are_the_ones_that_are_run(tmp_path, monkeypatch)
 
         return counted
 
-    monkeypatch.setattr("polarstep_lab.training.language.compiled", compiled)
+    monkeypatch.setattr("polarstep_lab.train.language.compiled", compiled)
     plain = train(tiny_gpt("muon", runtime__compile=None), tmp_path / "plain")
     assert not calls  # left open, a run on a CPU is not compiled
     fast = train(tiny_gpt("muon", runtime__compile=True), tmp_path / "compiled")
@@ -371,7 +371,7 @@ def test_a_full_disk_is_said_and_leaves_the_record(whole, tmp_path, monkeypatch)
 
     config = tiny_gpt(runtime__checkpoint_seconds=0.0)
     with monkeypatch.context() as patch:
-        patch.setattr("polarstep_lab.training.checkpoint.torch.save", lambda _, file: full(file))
+        patch.setattr("polarstep_lab.train.checkpoint.torch.save", lambda _, file: full(file))
         with pytest.raises(StorageError, match=r"no space left to write .*checkpoint\.pt"):
             train(config, tmp_path / "run")
     assert [row.step for row in RunRecord.load(tmp_path / "run").rows("train")] == [1]
@@ -395,7 +395,7 @@ def test_a_file_that_may_not_grow_is_said_and_leaves_the_record(name, whole, tmp
     limit = size + 50 if name == record.METRICS else size // 2
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with monkeypatch.context() as patch:
-        patch.setattr("polarstep_lab.training.train.record_environment", lambda *_: None)
+        patch.setattr("polarstep_lab.train.run.record_environment", lambda *_: None)
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
         try:
             with pytest.raises(StorageError, match=rf"{name} would be larger .*ulimit -f"):

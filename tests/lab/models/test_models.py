@@ -13,8 +13,8 @@ from polarstep.rng import generator
 from polarstep_lab.flops import CIFAR10, METHODS, NANOGPT, TABLE_2, Workload, gflops
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.models.gpt import GPT, GPTConfig, rotary_table
+from polarstep_lab.optimizers.build import optimizer_gflops
 from polarstep_lab.recipes import resolve
-from polarstep_lab.training.optimizers import optimizer_gflops
 
 
 def on_meta(kind, config):

@@ -15,11 +15,11 @@ from tests.lab.experiments.synthetic import write_run
 
 from polarstep.maps import auto
 from polarstep_lab.models.gpt import GPT
+from polarstep_lab.optimizers.build import build_polar
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.optimizers import build_polar
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -11,12 +11,12 @@ import torch
 from polarstep_lab.config import RunConfig
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
+from polarstep_lab.optimizers.build import optimizer_gflops
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import summary_of, write_report
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.optimizers import optimizer_gflops
 
 ROOT = Path(__file__).resolve().parents[3]
 PUBLISHED = sorted(folder for folder in (ROOT / "results").iterdir() if [*folder.rglob(ARCHIVE)])

@@ -18,7 +18,7 @@ from polarstep_lab.suites.on_ray.conversation import Talk
 from polarstep_lab.suites.parallel import Event, Messenger, outcome
 from polarstep_lab.suites.sending import archived, unpack
 from polarstep_lab.suites.suite import PlannedRun
-from polarstep_lab.training.train import StopTraining
+from polarstep_lab.train.run import StopTraining
 
 __all__ = ["Apart", "HeadFiles", "Refused", "Returned", "Training"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from polarstep_lab.models.global_norm import with_global_norms
-from polarstep_lab.training.ranks import Ranks
+from polarstep_lab.train.ranks import Ranks
 
 __all__ = ["Network", "alone", "shared_out"]
 

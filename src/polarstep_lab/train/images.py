@@ -18,11 +18,11 @@ from polarstep_lab.config import ConfigError, ImageData, RunConfig
 from polarstep_lab.data.augment import ImageBatches, Normalizer, reflect_pad
 from polarstep_lab.data.cifar10 import Cifar10, load_cifar10
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
-from polarstep_lab.training.captured_backward import CapturedBackward
-from polarstep_lab.training.compiled_model import compiled
-from polarstep_lab.training.data_parallel import Network, alone, shared_out
-from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.tasks import Draws, Validation, autocast
+from polarstep_lab.train.captured_backward import CapturedBackward
+from polarstep_lab.train.compiled_model import compiled
+from polarstep_lab.train.data_parallel import Network, alone, shared_out
+from polarstep_lab.train.ranks import Ranks
+from polarstep_lab.train.tasks import Draws, Validation, autocast
 
 __all__ = ["ImageTask"]
 

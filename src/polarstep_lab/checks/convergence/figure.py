@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polarstep.theory.schedules import rate
-from polarstep_lab.rates.studies import StudyRow
+from polarstep_lab.checks.convergence.studies import StudyRow
 from polarstep_lab.storage import write_atomically
 
 __all__ = ["draw"]

@@ -1,4 +1,7 @@
-"""The peers: where each one comes from, its options, and what it makes of a learning rate.
+"""Optimizers of other libraries in the same training loop, each beside torch's AdamW.
+
+A peer updates the matrices that would be Muon's, and AdamW everything else, at the rates it has beside
+Muon. A row of the table says where a peer comes from, its options, and what it makes of a learning rate.
 
 Packages that the registry has come with the extra ``peers``. Others are taken from a checkout whose
 folder is named in the environment variable ``POLARSTEP_PEERS``. Nothing is imported before a run needs
@@ -10,22 +13,35 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, overload
 
+import torch
+from torch.optim import Optimizer
+
+import polarstep as ps
+from polarstep.ranks.layout import is_sharded
 from polarstep_lab.git import NoAnswer, git
-from polarstep_lab.paper import Method
+from polarstep_lab.methods import find_method
 from polarstep_lab.settings_by_name import ConfigError
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from polarstep_lab.config import OptimizerConfig
 
-__all__ = ["FOLDERS", "PEERS", "Peer", "find_peer", "load", "versions"]
+__all__ = [
+    "FOLDERS",
+    "PEERS",
+    "Peer",
+    "PeerWithAdamW",
+    "beside_adamw",
+    "find_peer",
+    "load",
+    "versions",
+]
 
 FOLDERS = "POLARSTEP_PEERS"
 """The environment variable with folders of checkouts, separated as in PATH."""
@@ -51,7 +67,6 @@ class Peer:
 
     Args:
         name: as in the method ``peer:NAME``.
-        title: the name of its row in tables.
         module: where the class is.
         attribute: the name of the class.
         package: the name under which it is installed.
@@ -59,12 +74,10 @@ class Peer:
         rate: what it makes of a learning rate.
         options: its arguments beside parameters, learning rate and weight decay.
         momentum: the key of a parameter group that follows the run's schedule of momentum.
-        algorithm: whose learning rate and momentum the recipe gives it.
         cycle: the work of a step repeats after so many steps; times are means over whole cycles.
     """
 
     name: str
-    title: str
     module: str
     attribute: str
     package: str
@@ -72,13 +85,17 @@ class Peer:
     rate: str
     options: Options
     momentum: str | None = None
-    algorithm: Literal["muon", "adamw"] = "muon"
     cycle: int = 1
 
     @property
-    def method(self) -> Method:
-        """The method of runs with this peer."""
-        return Method(self.title, f"peer:{self.name}", self.algorithm, peer=self.name)
+    def title(self) -> str:
+        """The name of its row in tables."""
+        return find_method(f"peer:{self.name}").name
+
+    @property
+    def algorithm(self) -> str:
+        """Whose learning rate and momentum the recipe gives it."""
+        return find_method(f"peer:{self.name}").algorithm
 
 
 def _momentum(settings: OptimizerConfig) -> dict[str, Any]:
@@ -98,10 +115,9 @@ def _none(settings: OptimizerConfig) -> dict[str, Any]:
     return {}
 
 
-def _of_dion(name: str, title: str, attribute: str, options: Options, momentum: str | None) -> Peer:
+def _of_dion(name: str, attribute: str, options: Options, momentum: str | None) -> Peer:
     return Peer(
         name,
-        title,
         "dion",
         attribute,
         "dion",
@@ -117,7 +133,6 @@ PEERS: Mapping[str, Peer] = {
     for peer in (
         Peer(
             "torch-muon",
-            "torch.optim.Muon",
             "torch.optim",
             "Muon",
             "torch",
@@ -128,7 +143,6 @@ PEERS: Mapping[str, Peer] = {
         ),
         Peer(
             "jordan-muon",
-            "Muon of K. Jordan",
             "muon",
             "SingleDeviceMuon",
             "muon-optimizer",
@@ -137,20 +151,18 @@ PEERS: Mapping[str, Peer] = {
             _momentum,
             "momentum",
         ),
-        _of_dion("dion-muon", "Muon of dion", "Muon", _mu, "mu"),
-        _of_dion("dion-normuon", "NorMuon of dion", "NorMuon", _mu, "mu"),
-        _of_dion("dion2", "Dion2 (a quarter of the rows)", "Dion2", _none, None),
-        _of_dion("dion3", "Dion3 (a quarter of the rows)", "Dion3", _none, None),
+        _of_dion("dion-muon", "Muon", _mu, "mu"),
+        _of_dion("dion-normuon", "NorMuon", _mu, "mu"),
+        _of_dion("dion2", "Dion2", _none, None),
+        _of_dion("dion3", "Dion3", _none, None),
         Peer(
             "soap",
-            "SOAP of pytorch_optimizer",
             "pytorch_optimizer",
             "SOAP",
             "pytorch_optimizer",
             EXTRA,
             PER_ENTRY,
             _betas,
-            algorithm="adamw",
             cycle=10,  # the default of precondition_frequency: a QR of every preconditioner
         ),
     )
@@ -215,3 +227,98 @@ def _commit(path: Path) -> str:
         return git(path.parent, "rev-parse", "HEAD")
     except NoAnswer:
         return "unknown"
+
+
+class PeerWithAdamW(Optimizer):
+    """Several optimizers as one: a step of this optimizer is one step of each part.
+
+    Parameter groups are those of the parts, one after another. The state stays with the parts.
+    """
+
+    def __init__(self, parts: Sequence[Optimizer]) -> None:
+        """Join ``parts``, which have no parameter in common."""
+        self.parts = tuple(parts)
+        super().__init__([group for part in parts for group in part.param_groups], {})
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of each part; ``closure`` is called once, before them."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for part in self.parts:
+            with _only_with_gradients(part):
+                part.step()
+        return loss
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each part."""
+        return {"parts": [part.state_dict() for part in self.parts]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the state of each part, whose parameter groups are new objects afterwards."""
+        for part, state in zip(self.parts, state_dict["parts"], strict=True):
+            part.load_state_dict(state)
+        self.param_groups = [group for part in self.parts for group in part.param_groups]
+
+
+@contextmanager
+def _only_with_gradients(part: Optimizer) -> Iterator[None]:
+    """Hide the parameters without a gradient from an optimizer, as a GPT's spare matrices.
+
+    Most optimizers skip such parameters, but ``muon.SingleDeviceMuon`` fails on them.
+    """
+    held = [(group, group["params"]) for group in part.param_groups]
+    for group, params in held:
+        group["params"] = [p for p in params if p.grad is not None]
+    try:
+        yield
+    finally:
+        for group, params in held:
+            group["params"] = params
+
+
+def beside_adamw(peer: Peer, ours: ps.Muon, settings: OptimizerConfig) -> PeerWithAdamW:
+    """The peer on the parameters that are Muon's in ``ours``, and torch's AdamW on the others.
+
+    The peer has one group, the first. A group of ``ours`` whose learning rate is 0 takes the rate of
+    the matrices.
+    """
+    if settings.lr_scale != "spectral":
+        raise ConfigError(
+            f"optimizer.lr_scale={settings.lr_scale} with a peer, which scales its learning rate "
+            f"itself ({peer.rate}): expected spectral"
+        )
+    matrices, names, others = [], [], []
+    for group in ours.param_groups:
+        if any(is_sharded(p) for p in group["params"]):
+            raise ConfigError(
+                f"method peer:{peer.name} with --parallel fsdp: expected ddp or a single process"
+            )
+        if group["algorithm"] == "muon":
+            matrices += group["params"]
+            names += group["param_names"]
+        else:
+            others.append(
+                {
+                    "params": group["params"],
+                    "param_names": group["param_names"],
+                    "lr": group["lr"] * group["lr_factor"] or settings.lr,
+                    "betas": group["betas"],
+                    "eps": group["eps"],
+                    "weight_decay": group["weight_decay"],
+                }
+            )
+    hidden = load(peer)(
+        matrices, lr=settings.lr, weight_decay=settings.weight_decay, **peer.options(settings)
+    )
+    (group,) = hidden.param_groups
+    group["param_names"] = names
+    fused = True if matrices[0].is_cuda else None
+    return PeerWithAdamW([hidden, torch.optim.AdamW(others, fused=fused)])

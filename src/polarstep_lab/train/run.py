@@ -15,24 +15,24 @@ from pathlib import Path
 import torch
 
 from polarstep_lab.config import ConfigError, RunConfig
+from polarstep_lab.optimizers.build import build_optimizer, cycle_of
+from polarstep_lab.optimizers.schedule import RunSchedule
 from polarstep_lab.records import record
 from polarstep_lab.records.directory import check_directory, claim_directory
 from polarstep_lab.records.environment import record_environment
 from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.record import Result, RunIdentity
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.checkpoint import RunProgress, resume_from
-from polarstep_lab.training.images import ImageTask
-from polarstep_lab.training.interrupt import Interrupted
-from polarstep_lab.training.language import LanguageTask
-from polarstep_lab.training.logs import RunLogs
-from polarstep_lab.training.loop import Loop
-from polarstep_lab.training.observer import Observer, StopTraining
-from polarstep_lab.training.optimizers import build_optimizer, cycle_of
-from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.schedule import RunSchedule
-from polarstep_lab.training.tasks import Task
-from polarstep_lab.training.timing import StepTimer
+from polarstep_lab.train.checkpoint import RunProgress, resume_from
+from polarstep_lab.train.images import ImageTask
+from polarstep_lab.train.interrupt import Interrupted
+from polarstep_lab.train.language import LanguageTask
+from polarstep_lab.train.logs import RunLogs
+from polarstep_lab.train.loop import Loop
+from polarstep_lab.train.observer import Observer, StopTraining
+from polarstep_lab.train.ranks import Ranks
+from polarstep_lab.train.tasks import Task
+from polarstep_lab.train.timing import StepTimer
 
 __all__ = ["Interrupted", "Observer", "StopTraining", "build_task", "identify", "train"]
 
@@ -62,7 +62,7 @@ def train(
     is called with messages to the user that are no errors: what ``force`` is about to remove, or that
     the newest checkpoint is damaged.
 
-    ``ranks`` are the processes that make this run together (:mod:`polarstep_lab.training.ranks`).
+    ``ranks`` are the processes that make this run together (:mod:`polarstep_lab.train.ranks`).
     All of them call this function. Rank 0 alone writes into ``directory``, calls ``observers``, which
     may then not raise :class:`StopTraining`, and calls ``tell``.
 

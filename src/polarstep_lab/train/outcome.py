@@ -7,10 +7,10 @@ import statistics
 from pathlib import Path
 
 from polarstep_lab.config import RunConfig
+from polarstep_lab.optimizers.build import optimizer_gflops
 from polarstep_lab.records import record
 from polarstep_lab.records.record import Result, RunRecord, Status
-from polarstep_lab.training.optimizers import optimizer_gflops
-from polarstep_lab.training.tasks import Task, Validation
+from polarstep_lab.train.tasks import Task, Validation
 
 __all__ = ["last_recorded", "result_of", "settle"]
 

@@ -23,11 +23,11 @@ from polarstep_lab.data.tokenizer import vocab_size_beside
 from polarstep_lab.data.tokens import TokenWindows, halves
 from polarstep_lab.data.transfer import sent_to
 from polarstep_lab.models.gpt import GPT, GPTConfig
-from polarstep_lab.training.compiled_model import compiled
-from polarstep_lab.training.data_parallel import Network, alone, shared_out
-from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.schedule import PlaceInStages, place_in_stages
-from polarstep_lab.training.tasks import Draws, Validation, autocast
+from polarstep_lab.optimizers.schedule import PlaceInStages, place_in_stages
+from polarstep_lab.train.compiled_model import compiled
+from polarstep_lab.train.data_parallel import Network, alone, shared_out
+from polarstep_lab.train.ranks import Ranks
+from polarstep_lab.train.tasks import Draws, Validation, autocast
 
 __all__ = ["LanguageTask"]
 

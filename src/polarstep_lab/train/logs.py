@@ -17,11 +17,11 @@ from polarstep_lab.config import RunConfig
 from polarstep_lab.records import record
 from polarstep_lab.records.record import MetricRow
 from polarstep_lab.storage import JsonLines, read_lines, write_atomically
-from polarstep_lab.training.checkpoint import RunProgress
-from polarstep_lab.training.gamma_log import GammaLog
-from polarstep_lab.training.noise_log import NoiseLog
-from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.tasks import Task
+from polarstep_lab.train.checkpoint import RunProgress
+from polarstep_lab.train.gamma_log import GammaLog
+from polarstep_lab.train.noise_log import NoiseLog
+from polarstep_lab.train.ranks import Ranks
+from polarstep_lab.train.tasks import Task
 
 __all__ = ["RunLogs"]
 

@@ -31,7 +31,7 @@ from polarstep.ranks.layout import is_sharded, whole
 from polarstep_lab.config import completed
 from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
 from polarstep_lab.storage import StorageError, write_atomically
-from polarstep_lab.training.ranks import Ranks
+from polarstep_lab.train.ranks import Ranks
 
 __all__ = ["DamagedCheckpoint", "RunProgress", "load_checkpoint", "resume_from", "save_checkpoint"]
 

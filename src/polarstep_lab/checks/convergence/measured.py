@@ -26,8 +26,8 @@ from polarstep.maps import PolarMap
 from polarstep.optimizer import Muon
 from polarstep.theory import checks as check
 from polarstep.theory.schedules import Schedule
+from polarstep_lab.checks.convergence.problems import Ripples
 from polarstep_lab.estimates import student
-from polarstep_lab.rates.problems import Ripples
 
 __all__ = [
     "FEWEST_HORIZONS",

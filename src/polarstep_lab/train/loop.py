@@ -10,18 +10,18 @@ from enum import IntFlag
 from pathlib import Path
 
 from polarstep_lab.config import RunConfig
+from polarstep_lab.optimizers.build import ScheduledOptimizer
 from polarstep_lab.records import record
 from polarstep_lab.records.record import MetricRow, Result, Status
 from polarstep_lab.storage import StorageError
-from polarstep_lab.training.checkpoint import save_checkpoint
-from polarstep_lab.training.interrupt import Interrupt, Interrupted
-from polarstep_lab.training.logs import RunLogs
-from polarstep_lab.training.observer import Observer, StopTraining
-from polarstep_lab.training.optimizers import ScheduledOptimizer
-from polarstep_lab.training.outcome import last_recorded, result_of, settle
-from polarstep_lab.training.ranks import Ranks, Vote, first_failure
-from polarstep_lab.training.tasks import Task, Validation
-from polarstep_lab.training.timing import StepTimer
+from polarstep_lab.train.checkpoint import save_checkpoint
+from polarstep_lab.train.interrupt import Interrupt, Interrupted
+from polarstep_lab.train.logs import RunLogs
+from polarstep_lab.train.observer import Observer, StopTraining
+from polarstep_lab.train.outcome import last_recorded, result_of, settle
+from polarstep_lab.train.ranks import Ranks, Vote, first_failure
+from polarstep_lab.train.tasks import Task, Validation
+from polarstep_lab.train.timing import StepTimer
 
 __all__ = ["Loop"]
 

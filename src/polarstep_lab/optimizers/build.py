@@ -2,7 +2,7 @@
 
 nanoGPT: Muon on the hidden matrices, AdamW on embedding and head. CIFAR-10: Muon on the filters,
 SGD with Nesterov momentum on biases and head. The AdamW and SGD baselines are torch's own, on every
-parameter. A peer stands in the place of Muon (:mod:`polarstep_lab.peers`).
+parameter. A peer stands in the place of Muon (:mod:`polarstep_lab.optimizers.peers`).
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from polarstep_lab.config import ImageData, PolarConfig, RunConfig
 from polarstep_lab.flops import ADAMW, SGD_NESTEROV, Workload, ledger, muon_ledger, newton_schulz
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
-from polarstep_lab.peers import Peer, find_peer
-from polarstep_lab.peers.together import beside_adamw
-from polarstep_lab.training.schedule import RunSchedule
+from polarstep_lab.optimizers.peers import Peer, beside_adamw, find_peer
+from polarstep_lab.optimizers.schedule import RunSchedule
 
 __all__ = [
     "Peak",

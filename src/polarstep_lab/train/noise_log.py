@@ -31,8 +31,8 @@ from polarstep.routing.roles import find_role
 from polarstep_lab.checks.noise import NoiseDraws, draw_noise, held_still, mean_gradient
 from polarstep_lab.config import RunConfig
 from polarstep_lab.storage import JsonLines, read_lines
-from polarstep_lab.training.ranks import Ranks
-from polarstep_lab.training.tasks import Task
+from polarstep_lab.train.ranks import Ranks
+from polarstep_lab.train.tasks import Task
 
 __all__ = ["NoiseLog", "points_along"]
 

@@ -20,7 +20,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from polarstep_lab.drawing.palette import CHROME, Look, themed
+from polarstep_lab.report.palette import CHROME, Look, themed
 
 __all__ = ["Drawing", "Panel", "Series", "paint_series", "style_axes"]
 

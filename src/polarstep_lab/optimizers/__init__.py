@@ -1,0 +1,1 @@
+"""The optimizer of a run, its schedule, and the optimizers of other libraries."""
