@@ -192,7 +192,7 @@ def test_peers_are_for_gpt_recipes_and_their_own_scale(tmp_path):
 def test_every_peer_is_a_method_with_a_folder_and_says_how_its_rate_is_meant():
     for peer in PEERS.values():
         method = find_method(f"peer:{peer.name}")
-        assert method == peer.method
+        assert method.peer == peer.name
         assert not method.has_map
         assert ":" not in method.folder
         assert peer.rate
