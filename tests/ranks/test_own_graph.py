@@ -16,9 +16,9 @@ def capturing(monkeypatch):
 
     def begin(ranks: int) -> None:
         for module in (
-            "optim.muon",
+            "optimizer",
             "bucket",
-            "optim.stepping.resting",
+            "stepping.resting",
         ):
             monkeypatch.setattr(f"polarstep.{module}.in_a_graph", lambda: True)
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
