@@ -31,7 +31,7 @@ from torch import Tensor
 
 from polarstep.checked_values import is_number
 from polarstep.elementwise_rule import Elementwise, group_of
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout, local
 
 __all__ = [
@@ -146,7 +146,7 @@ def measure(groups: Sequence[Group]) -> list[Group]:
         # A part that several ranks hold counts once.
         shares = [sums[id(p)] / its.boxes.count(its.boxes[its.me]) for p, its in those]
         total = torch.tensor(shares, dtype=torch.float64, device="cpu")
-        dist.all_reduce(total, group=wire.side_group_of(ranks))
+        dist.all_reduce(total, group=collectives.side_group_of(ranks))
         sums |= zip((id(p) for p, _ in those), total.tolist(), strict=True)
     sized = []
     for group in groups:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import polarstep as ps
 from polarstep import muon, rng
 from polarstep.maps import Warm
-from polarstep.ranks import over_ranks, wire
+from polarstep.ranks import collectives, over_ranks
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -126,16 +126,14 @@ def order(plan: str) -> list[str]:
         return calling
 
     places = [
-        (wire, "meet"),
-        (wire, "exchange"),
-        (wire, "share"),
-        (wire, "begin_largest_of_ranks"),
-        (wire.Arriving, "wait"),
-        (wire.Comparing, "wait"),
+        (collectives, "meet"),
+        (collectives, "exchange"),
+        (collectives, "share"),
+        (collectives.Arriving, "wait"),
     ]
     places += [(ps.LowRank, "step")]
     before = [getattr(*place) for place in places]
-    words = ["meet", "send", "send", "send", "wait", "wait", "compute"]
+    words = ["meet", "send", "send", "wait", "compute"]
     for place, call, word in zip(places, before, words, strict=True):
         setattr(*place, noted(word, call))
     try:

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 import polarstep as ps
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 
-TIMEOUT = timedelta(seconds=wire.NOTED_AFTER + 3)
+TIMEOUT = timedelta(seconds=collectives.NOTED_AFTER + 3)
 LATE = 1  # the step for which rank 1 takes long
 SKIPPED = 3
 
@@ -28,7 +28,7 @@ def main(rank: int, ranks: int, folder: Path) -> list[str]:
         try:
             model(torch.randn(4, 12)).square().mean().backward()
             if rank == 1 and step == LATE:
-                time.sleep(wire.NOTED_AFTER + 1)
+                time.sleep(collectives.NOTED_AFTER + 1)
             if (rank, step) != (2, SKIPPED):
                 optimizer.step()
         except Exception as error:

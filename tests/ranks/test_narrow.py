@@ -7,7 +7,7 @@ import torch
 from tests.ranks import narrow
 from tests.ranks.launch import launched, needs_gloo
 
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 
 RANKS = 2
 
@@ -41,8 +41,8 @@ def test_steps_and_state_are_those_of_one_process(name, dtype, found):
 @pytest.mark.parametrize("shape", [(), (3,), (2, 5), (0,)], ids=str)
 def test_words_are_numbers_bit_for_bit(wide, dtype, shape):
     X = torch.randn(shape, dtype=wide)
-    flat = wire.words(X, wide, dtype)
+    flat = collectives.words(X, wide, dtype)
     assert flat.dtype == dtype
     assert flat.numel() == X.numel() * wide.itemsize // dtype.itemsize
     beside = torch.cat([torch.zeros(1, dtype=dtype), flat])[1:]  # at an odd place in memory
-    assert torch.equal(wire.from_words(beside, wide).view(shape), X)
+    assert torch.equal(collectives.from_words(beside, wide).view(shape), X)

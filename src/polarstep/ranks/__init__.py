@@ -21,5 +21,5 @@ copies       plain parameters that should be alike on all ranks, and are not
 ledger       bytes and FLOPs of every plan, as formulas
 gather       the plan "gather": every rank gathers whole matrices, and computes all of them
 layout       where the parts of a parameter lie, read once from its mesh and placements
-wire         the collectives themselves
+collectives  all-to-all, all-gather, and where ranks meet on the host
 """

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from polarstep.numerics import widest
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout, is_sharded, local
 from polarstep.ranks.status import Common
 
@@ -46,7 +46,7 @@ def words_of_differences(common: Sequence[Common], among: set[int]) -> str | Non
         params = [its.params[i] for i in plain]
         tensors = [p.detach() for p in params] + [p.grad for p in params]
         sums = _usable(_sums(tensors).cpu())
-        highest, lowest, norms = wire.largest_of_ranks(sums, its.ranks).unbind()
+        highest, lowest, norms = collectives.largest_of_ranks(sums, its.ranks).unbind()
         apart = (highest + lowest > PART_OF_NORM * norms).view(len(found), -1)
         for those, flags in zip(found.values(), apart.tolist(), strict=True):
             those += [its.lines[i] for i, flag in zip(plain, flags, strict=True) if flag]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ class Gathering:
         self._boxes = [layout.boxes[i] for i in layout.peers]
         ranks = tuple(layout.ranks[i] for i in layout.peers)
         counts = [math.prod(stop - start for start, stop in box) for box in self._boxes]
-        parts = [[part]] * len(ranks)
-        self._coming = wire.send(parts, counts, part.dtype, part.device, ranks)
+        self._coming = collectives.share(part.reshape(-1), counts, ranks)
 
     def wait(self) -> Tensor:
         """The whole tensor; a GPU waits in its stream, the host does not."""

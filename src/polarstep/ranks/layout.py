@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from polarstep.matrix import MatrixView
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -248,7 +248,7 @@ def _of_mesh(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
             "expected parameters of which this rank has a part; leave it out of this rank's optimizer"
         )
     if mesh.ndim == 1:
-        wire.lend(ranks, mesh.get_group())
+        collectives.lend(ranks, mesh.get_group())
     return Layout(
         ranks,
         ranks.index(here),

@@ -25,7 +25,7 @@ from torch import Tensor
 from polarstep.bucket import Member
 from polarstep.engines.torch import Target
 from polarstep.maps import Draw, MapState, Polar
-from polarstep.ranks import carries, ledger, wire
+from polarstep.ranks import carries, collectives, ledger
 from polarstep.ranks.layout import Layout
 from polarstep.ranks.owned_graph import OwnedGraphs
 from polarstep.ranks.plans import wire_dtype
@@ -92,19 +92,21 @@ class Trip:
                 return torch.zeros(sum(sizes), dtype=dtype, device=its.device)
 
         def pack() -> Tensor:
-            return wire.packed(self.parts_there(targets, state, known), dtype, its.device)
+            return collectives.packed(self.parts_there(targets, state, known), dtype, its.device)
 
         sizes, counts = self._sizes_there(known)
         received = guarded(pack, sizes)
         if not self.copied:
-            there = wire.exchange(received, sizes, counts, self.ranks)
+            there = collectives.exchange(received, sizes, counts, self.ranks)
             yield self.nbytes
             there.wait()
             received = there.received
 
         def compute(received: Tensor, draw: Draw, out: Tensor | None) -> Tensor:
             M, carry = self.assembled(torch.split(received, counts), known)
-            return wire.packed(self.parts_back(M, carry, draw, shapes), dtype, its.device, out)
+            return collectives.packed(
+                self.parts_back(M, carry, draw, shapes), dtype, its.device, out
+            )
 
         def run() -> Tensor:
             if not self.owned:
@@ -114,9 +116,9 @@ class Trip:
         to_each, from_each = self._sizes_back(shapes)
         sent = guarded(run, to_each)
         if self.copied:
-            back = wire.share(sent, from_each, self.ranks)
+            back = collectives.share(sent, from_each, self.ranks)
         else:
-            back = wire.exchange(sent, to_each, from_each, self.ranks)
+            back = collectives.exchange(sent, to_each, from_each, self.ranks)
         yield self.nbytes
         return self.received_back(back.wait(), shapes, state)
 
@@ -214,12 +216,12 @@ class Trip:
     def _sent(self, name: str, X: Tensor) -> Tensor:
         """``X``, a part of a carry, as it is sent: what is kept in float32 is not rounded."""
         wide = self._carried_dtype(name)
-        return X if wide == self.dtype else wire.words(X, wide, self.dtype)
+        return X if wide == self.dtype else collectives.words(X, wide, self.dtype)
 
     def _arrived(self, name: str, flat: Tensor) -> Tensor:
         """The numbers of a carry that :meth:`_sent` made ``flat`` of."""
         wide = self._carried_dtype(name)
-        return flat if wide == self.dtype else wire.from_words(flat, wide)
+        return flat if wide == self.dtype else collectives.from_words(flat, wide)
 
     def assembled(
         self, arrived: Sequence[Tensor], shapes: dict[str, tuple[int, ...]]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import Member
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout, local, whole
 from polarstep.ranks.spread import Part, part_of
 from polarstep.state import State, keep_momentum, momentum_of
@@ -41,7 +41,7 @@ def let_parts_rest(
                 key = (layout.ranks, here[0].dtype, here[0].device)
                 alike.setdefault(key, []).append(_Looked(work, i, layout, here))
     for (ranks, _, _), together in alike.items():
-        packed = wire.largest_of_ranks(
+        packed = collectives.largest_of_ranks(
             largest([part for each in together for part in each.parts]), ranks
         )
         most_of_each = torch.split(packed, [len(each.parts) for each in together])

@@ -26,7 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from polarstep.ranks import wire
+from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout, is_sharded
 
 __all__ = [
@@ -182,7 +182,7 @@ def stop_together(
     for its in common:
         sent = [float(error is not None or bool(failed)), *numbers[its.ranks]]
         both = torch.tensor(sent, dtype=torch.float64, device="cpu")
-        flag, *largest[its.ranks] = wire.meet(both, its.ranks, where).tolist()
+        flag, *largest[its.ranks] = collectives.meet(both, its.ranks, where).tolist()
         if flag:
             failed.append(its.ranks)
     _tell_back(back, failed)
@@ -197,7 +197,7 @@ def _tell_back(back: Sequence[Ranks], failed: list[Ranks]) -> None:
     for ranks in reversed(back):
         if ranks not in failed:
             flag = torch.tensor([float(bool(failed))], dtype=torch.float64, device="cpu")
-            if wire.largest_of_ranks(flag, ranks).item():
+            if collectives.largest_of_ranks(flag, ranks).item():
                 failed.append(ranks)
 
 
@@ -236,7 +236,7 @@ def _heads(its: Common, report: Report, *, failed: bool, goes_back: bool) -> _He
     given = [float(each) for each in (*flags, *same)] + [-float(each) for each in same]
     sent = torch.tensor(given, dtype=torch.float64, device="cpu")
     step_here = max((report.steps[i] for i in its.groups), default=0)
-    found = wire.meet(sent, its.ranks, f"step {step_here} of the optimizer").tolist()
+    found = collectives.meet(sent, its.ranks, f"step {step_here} of the optimizer").tolist()
     *said, size = found[: len(flags)]
     both = found[len(flags) :]
     most, least = both[: len(same)], [-each for each in both[len(same) :]]
@@ -294,7 +294,7 @@ def _difference(its: Common, report: Report, head: _Head) -> str | None:
 
 def _gathered(mine: Any, ranks: Ranks) -> list[Any]:
     of_each: list[Any] = [None for _ in ranks]
-    dist.all_gather_object(of_each, mine, group=wire.side_group_of(ranks))
+    dist.all_gather_object(of_each, mine, group=collectives.side_group_of(ranks))
     return of_each
 
 
@@ -362,7 +362,7 @@ def _gradients(its: Common) -> tuple[list[bool], str | None]:
     """Which parameters have a gradient on some rank; in words, which gradient cannot be used."""
     codes = [_gradient_code(p) for p in its.params]
     given = torch.tensor([*codes, *(-code for code in codes)], dtype=torch.int64, device="cpu")
-    found = wire.largest_of_ranks(given, its.ranks).tolist()
+    found = collectives.largest_of_ranks(given, its.ranks).tolist()
     most, least = found[: len(codes)], [-each for each in found[len(codes) :]]
     told = None
     for line, high, low in zip(its.lines, most, least, strict=True):
@@ -405,5 +405,5 @@ def all_finite(flags: Iterable[tuple[Tensor, Layout]]) -> None:
         if len(layout.ranks) > 1:
             together.setdefault((layout.ranks, flag.device), []).append(flag)
     for (ranks, _), those in together.items():
-        bad = wire.largest_of_ranks((~torch.stack(those)).to(torch.int32), ranks)
+        bad = collectives.largest_of_ranks((~torch.stack(those)).to(torch.int32), ranks)
         torch._foreach_copy_(those, (bad == 0).unbind())

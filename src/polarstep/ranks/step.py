@@ -18,7 +18,7 @@ from torch import Tensor
 from polarstep.bucket import Draws, Member, members_of
 from polarstep.engines.torch import Target, apply_updates
 from polarstep.groups import Group, view_of
-from polarstep.ranks import carries, wire
+from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.ranks.ledger import (
     AUTO,
@@ -95,7 +95,7 @@ class Distribution:
         self.plan, self.process_group = plan, process_group
         if process_group is not None:
             ranks = torch.distributed.get_process_group_ranks(process_group)
-            wire.lend(tuple(sorted(ranks)), process_group)
+            collectives.lend(tuple(sorted(ranks)), process_group)
         self._choices: dict[Any, Choice] = {}
         # The layout and the choice for a parameter, by its id, with everything they depend on: hashing
         # layouts and maps at every step would take longer than a step of a small model.

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from polarstep.bucket import members_of
 from polarstep.groups import ELEMENTWISE, Group, view_of
-from polarstep.ranks import carries, wire
+from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.ranks.local import is_cut
 from polarstep.state import (
@@ -144,7 +144,7 @@ def drop_placeholders(
     for ranks, entries in found.items():
         flags = torch.tensor([int(known) for _, _, known in entries], device="cpu")
         for (p, key, _), known in zip(
-            entries, wire.largest_of_ranks(flags, ranks).tolist(), strict=True
+            entries, collectives.largest_of_ranks(flags, ranks).tolist(), strict=True
         ):
             if not known:
                 del state[p][key]

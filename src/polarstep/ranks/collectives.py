@@ -1,6 +1,6 @@
-"""The collectives of a step: an all-to-all with parts of any size, and the maximum of a few numbers.
+"""The collectives of a step: all-to-all and all-gather with parts of any size, and a maximum.
 
-A part is a list of tensors of one precision. It is sent as bytes, so that every backend takes it.
+Numbers are sent as bytes, so that every backend takes every precision.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ from torch import Tensor
 
 __all__ = [
     "Arriving",
-    "Comparing",
-    "begin_largest_of_ranks",
     "exchange",
     "from_words",
     "largest_of_ranks",
     "lend",
     "meet",
     "packed",
-    "process_group_of",
-    "send",
     "share",
     "side_group_of",
     "words",
@@ -55,11 +51,6 @@ def lend(ranks: tuple[int, ...], group: Any) -> None:
         _LENT[ranks] = group
 
 
-def process_group_of(ranks: tuple[int, ...]) -> Any:
-    """The process group of ``ranks``, made at the first call; all of ``ranks`` must call together."""
-    return _group(ranks, "")
-
-
 def side_group_of(ranks: tuple[int, ...]) -> Any:
     """A group of ``ranks`` for tensors on the host, so that an exchange does not wait for a GPU.
 
@@ -72,10 +63,11 @@ def side_group_of(ranks: tuple[int, ...]) -> Any:
 
 def _group_for(X: Tensor, ranks: tuple[int, ...]) -> Any:
     """The group for an exchange of ``X``; where ``X`` is offloaded to the host, NCCL cannot send it."""
-    return side_group_of(ranks) if X.device.type == "cpu" else process_group_of(ranks)
+    return _group(ranks, "gloo" if X.device.type == "cpu" else "")
 
 
 def _group(ranks: tuple[int, ...], backend: str) -> Any:
+    """The group of ``ranks``, made at the first call; all of ``ranks`` must call together."""
     world = tuple(range(dist.get_world_size()))
     if ranks == world and not backend:
         return dist.group.WORLD
@@ -132,21 +124,6 @@ class Arriving:
             whole = self.received.view(-1, self.padding)
             return [each[:count] for each, count in zip(whole, self.counts, strict=True)]
         return list(torch.split(self.received, self.counts))
-
-
-def send(
-    parts: Sequence[Sequence[Tensor]],
-    counts: Sequence[int],
-    dtype: torch.dtype,
-    device: torch.device,
-    ranks: tuple[int, ...],
-) -> Arriving:
-    """Send ``parts[i]`` to rank ``ranks[i]`` and receive ``counts[i]`` numbers from that rank.
-
-    All ranks must call in the same order. Parts are cast to ``dtype``.
-    """
-    sizes = [sum(piece.numel() for piece in part) for part in parts]
-    return exchange(packed(parts, dtype, device), sizes, counts, ranks)
 
 
 def packed(
@@ -238,32 +215,11 @@ class _All:
             handle.wait()
 
 
-@dataclass
-class Comparing:
-    """The largest values of all ranks, once :meth:`wait` returns."""
-
-    values: Tensor
-    handle: Any
-
-    def wait(self) -> Tensor:
-        """The values; a GPU waits in its stream, the host does not."""
-        if self.handle is not None:
-            self.handle.wait()
-        return self.values
-
-
-def begin_largest_of_ranks(values: Tensor, ranks: tuple[int, ...]) -> Comparing:
-    """Begin to find the largest of each of ``values`` over ``ranks``, in place."""
-    if len(ranks) == 1:
-        return Comparing(values, None)
-    group = _group_for(values, ranks)
-    handle = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group, async_op=True)
-    return Comparing(values, handle)
-
-
 def largest_of_ranks(values: Tensor, ranks: tuple[int, ...]) -> Tensor:
-    """The largest of each of ``values`` over ``ranks``, in place."""
-    return begin_largest_of_ranks(values, ranks).wait()
+    """The largest of each of ``values`` over ``ranks``, in place; a GPU waits in its stream."""
+    if len(ranks) > 1:
+        dist.all_reduce(values, op=dist.ReduceOp.MAX, group=_group_for(values, ranks))
+    return values
 
 
 def meet(values: Tensor, ranks: tuple[int, ...], where: str) -> Tensor:
