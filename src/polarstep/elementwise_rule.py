@@ -44,7 +44,6 @@ RESERVED = (
     "param_names",
     "params",
     "plan",
-    "reasons",
     "role",
     "rounding",
     "use_muon",

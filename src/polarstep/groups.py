@@ -46,7 +46,7 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
 # Lists in a group with an entry for each parameter, where a group has them.
-PER_PARAMETER = ("param_names", "reasons")
+PER_PARAMETER = ("param_names",)
 
 
 def check_params(group: Group, before: Sequence[Group] = ()) -> None:

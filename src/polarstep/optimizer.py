@@ -39,8 +39,8 @@ from polarstep.ranks.over_ranks import StepOverRanks
 from polarstep.ranks.step import Distribution
 from polarstep.ranks.unstarted import Arrivals, has_ranks
 from polarstep.rates import measure, measured_factor, to_be_measured
-from polarstep.routing.added import sorted_by_rule
-from polarstep.routing.known_model import KnownModel
+from polarstep.routing.choices import Routed
+from polarstep.routing.origin import Origin, split_by_rule
 from polarstep.routing.routes import Routes, routes_of
 from polarstep.scaling import ShapeScale
 from polarstep.stepping.collect import Work
@@ -212,33 +212,29 @@ class Muon(Checkpointed):
         self._distribution = Distribution(plan, process_group)
         self._over_ranks = StepOverRanks(self._distribution)
         self._is_made = True  # False while the first groups are added
-        self._known_model = KnownModel()  # muon_for puts another one here
+        self._origin = Origin()  # muon_for puts another one here
         self._measured: dict[str, float | None] = {}  # lr_factor by the name of a group
         self._sizes = Sizes()
         self._arrivals = Arrivals()
         self._warnings = MistakeWarnings()
-
-    def _knows(self, model: KnownModel) -> None:
-        """Take what :func:`polarstep.muon_for` knows of its model."""
-        self._known_model = model
-        self._warnings.frozen(model.waiting)
 
     def _started_with(self) -> dict[str, Any]:
         return {"plan": self._distribution.plan}  # a process group cannot be pickled
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle, without hooks and without the model."""
-        return super().__getstate__() | {"_known_model": self._known_model.pickled()}
+        return super().__getstate__() | {"_origin": self._origin.pickled()}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
-        """A copy that keeps :func:`polarstep.muon_for`'s rules for frozen parameters; a pickle does not.
+        """A copy that steps as the original would.
 
         If the model is copied along, as in ``copy.deepcopy((model, optimizer))`` or where the model
-        holds its optimizer, the copy also refers to the copied model.
+        holds its optimizer, the copy knows the copied model, and :func:`polarstep.muon_for`'s rules for
+        layers that are added later.
         """
         twin = memo[id(self)] = type(self).__new__(type(self))
         twin.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        twin._knows(self._known_model.for_copy(memo))
+        twin._origin = self._origin.copied(memo)
         return twin
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -263,9 +259,9 @@ class Muon(Checkpointed):
     @property
     def routes(self) -> Routes:
         """How each parameter is updated, and why; ``print(optimizer.routes)`` shows a table."""
-        rows = self._known_model.rows(self.param_groups)
         choice = self._distribution.choice
-        return routes_of(self.param_groups, rows, choice, self._measured)
+        known = self._origin
+        return routes_of(self.param_groups, known.reasons, known.left_out, choice, self._measured)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
@@ -275,7 +271,7 @@ class Muon(Checkpointed):
         ``muon_for`` has for it, whether it was frozen then or has come into the model since. Of all
         other parameters, vectors get the rule ``vectors`` of ``muon_for``, or AdamW, and matrices get
         Muon. The group becomes one group for each rule, with the options that the rule knows
-        (:mod:`polarstep.routing.added`).
+        (:mod:`polarstep.routing.origin`).
         """
         if not isinstance(param_group, dict):
             raise TypeError(
@@ -283,12 +279,11 @@ class Muon(Checkpointed):
                 '{"params": parameters, "lr": 0.02}'
             )
         listed = listed_group(param_group)
-        groups, known = [listed], dict[int, str]()
+        groups, found = [listed], dict[int, Routed]()
         if self._is_made:
-            prepared = self._known_model.prepared(listed["params"])
-            known = {id(p): name for group in prepared for name, p in group["params"]}
-            vectors = self._known_model.vectors
-            groups = sorted_by_rule(listed, prepared, vectors, self.defaults)
+            found = self._origin.routed(listed["params"])
+            groups = split_by_rule(listed, found, self._origin, self.defaults)
+        known = {key: routed.site.name for key, routed in found.items()}
         ready: list[Group] = []
         for group in groups:
             group = complete(group, self.defaults)
@@ -300,8 +295,7 @@ class Muon(Checkpointed):
             ready.append(named_uniquely(group, before))
         for group in ready:
             self._add(group)
-        added = {known.get(id(p)) for p in listed["params"]}
-        self._known_model = self._known_model.without_rows(added)
+        self._origin.note(ready, found)
 
     def _add(self, group: Group) -> None:
         # torch fills every default into every group; an AdamW group must not get Muon's.
@@ -310,7 +304,6 @@ class Muon(Checkpointed):
             super().add_param_group(group)
         finally:
             self.defaults = defaults
-        self._warnings.added(group)
         if group["lr_factor"] is None:
             self._measured[group["name"]] = None
 
@@ -370,7 +363,7 @@ class Muon(Checkpointed):
         if any(group["lr_factor"] is None for group in self.param_groups):
             self._measure()
         if not spread:
-            self._warnings.of_step(self.param_groups, works, self._known_model.places)
+            self._warnings.of_step(self.param_groups, works, self._origin.unheld)
         self._update_works(works, hooks, shared=bool(spread))
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
@@ -380,7 +373,7 @@ class Muon(Checkpointed):
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.end_step(self.param_groups)
-            self._warnings.of_step(self.param_groups, works, self._known_model.places)
+            self._warnings.of_step(self.param_groups, works, self._origin.unheld)
 
     def _measure(self) -> None:
         """Set the factors on the learning rate that depend on the size of entries."""
@@ -393,8 +386,7 @@ class Muon(Checkpointed):
     def _error_of_changes(self) -> Exception | None:
         """What is wrong with parameters that have changed since the last step; all ranks raise it."""
         try:
-            if self._known_model.places is not None:
-                self._known_model.places.follow(self.param_groups, self.state)
+            self._origin.look(self.param_groups)
             self._sizes.check(self.param_groups, self.state)
         except Exception as found:
             return found

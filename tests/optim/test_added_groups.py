@@ -330,7 +330,6 @@ def test_layers_of_no_known_model_are_taken_as_given():
         (lambda both: both, "mine"),
         (copy.deepcopy, None),
         (copy.deepcopy, "mine"),
-        (unpickled, None),
         (unpickled, "wte.weight"),
     ],
 )
@@ -343,18 +342,6 @@ def test_a_frozen_embedding_that_is_added_is_listed_once(copier, name):
     rows = [row for row in optimizer.routes if row.shape == (50, 16) and "head" not in row.name]
     assert len(rows) == 1
     assert rows[0].algorithm != "left out"
-
-
-def test_where_shapes_do_not_tell_which_frozen_parameter_was_added_the_table_says_so():
-    model = Bag(trunk=mlp(16, 16, 16, 16, 16))
-    model.trunk[0].requires_grad_(False)
-    model.trunk[2].requires_grad_(False)
-    model, optimizer = unpickled((model, muon_for(model)))
-    optimizer.add_param_group({"params": [model.trunk[0].weight.requires_grad_()]})
-    assert optimizer.routes["trunk.2.weight"].why.endswith("unless added without a name")
-    assert optimizer.routes["trunk.2.bias"].why == "frozen: requires_grad=False"
-    optimizer.add_param_group({"params": [model.trunk[2].weight.requires_grad_()]})
-    assert "trunk.2.weight" not in optimizer.routes
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from polarstep import AdamW, Exact, Muon, NormalizedRows, muon_for
 from polarstep.matrix import MatrixView
-from polarstep.routing.orientation import stored_transposed
+from polarstep.routing.anatomy import stored_transposed
 
 
 class Conv1D(nn.Module):

@@ -10,7 +10,7 @@ from tests.optim.sample_models import mlp
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from polarstep import Muon, muon_for
-from polarstep.routing.following import EVERY, Places
+from polarstep.routing.origin import LOOKS_EVERY
 
 
 def step(model, optimizer):
@@ -36,7 +36,7 @@ def test_a_layer_that_is_unfrozen_and_not_added():
     assert not told(model, optimizer)
     model[0].requires_grad_(True)
     LambdaLR(optimizer, lambda k: 1.0)  # wraps step() once more
-    (warning,) = told(model, optimizer)  # once in three steps
+    (warning,) = told(model, optimizer, 2 * LOOKS_EVERY)  # once
     assert "0.weight and 1 more have a gradient, but no group" in str(warning.message)
     assert 'optimizer.add_param_group({"params": [...]})' in str(warning.message)
     assert warning.filename == __file__  # where step() was called
@@ -49,7 +49,7 @@ def test_a_layer_that_was_frozen_with_its_last_gradient_is_not_told_of():
     optimizer = muon_for(model)
     assert not told(model, optimizer)
     model[0].requires_grad_(True)
-    (warning,) = told(model, optimizer)
+    (warning,) = told(model, optimizer, LOOKS_EVERY)
     assert "0.weight and 1 more have a gradient, but no group" in str(warning.message)
 
 
@@ -88,37 +88,23 @@ def test_a_layer_that_is_unfrozen_between_the_checkpoint_and_the_first_step():
     assert not told(model, resumed)
 
 
-@pytest.mark.parametrize("by", ["module", "parameter"])
-def test_a_layer_that_is_replaced_after_the_optimizer_was_made(by):
-    model = mlp(8, 8, 8, 2)
-    optimizer = muon_for(model)
-    assert not told(model, optimizer)
-    if by == "module":
-        model[-1] = torch.nn.Linear(8, 5)
-    else:
-        model[-1].weight = torch.nn.Parameter(torch.ones(5, 8))
-        model[-1].bias = torch.nn.Parameter(torch.ones(5))
-    optimizer.zero_grad()
-    (warning,) = told(model, optimizer)
-    assert "4.weight and 1 more have been replaced in the model" in str(warning.message)
-    assert warning.filename == __file__
-
-
-@pytest.mark.parametrize("which", [[2], [0, 2, 4]], ids=["one", "all"])
-def test_a_layer_that_is_replaced_is_told_of_though_its_gradient_is_kept_as_zeros(which):
+@pytest.mark.parametrize("zeros", [False, True], ids=["no gradient", "a gradient of zeros"])
+@pytest.mark.parametrize("which", [[4], [0, 2, 4]], ids=["one", "all"])
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_layer_that_is_replaced_after_the_optimizer_was_made(which, zeros, steps):
     """``zero_grad(set_to_none=False)`` leaves a gradient of zeros in a parameter that nobody uses."""
     model = mlp(8, 8, 8, 2)
     optimizer = muon_for(model)
     zero_grad = optimizer.zero_grad
-    optimizer.zero_grad = lambda: zero_grad(set_to_none=False)
-    assert not told(model, optimizer)
+    optimizer.zero_grad = lambda: zero_grad(set_to_none=not zeros)
+    assert not told(model, optimizer, steps)
     for i in which:
         model[i] = torch.nn.Linear(model[i].in_features, model[i].out_features)
-    (warning,) = told(model, optimizer, EVERY)
-    assert (
-        f"{which[0]}.weight and {2 * len(which) - 1} more have been replaced in the model"
-        in str(warning.message)
-    )
+    names = f"{which[0]}.weight and {2 * len(which) - 1} more have been replaced in the model"
+    with pytest.raises(RuntimeError, match=rf"{names}.*made after the last of these calls"):
+        told(model, optimizer, LOOKS_EVERY)
+    anew = muon_for(model)
+    assert not told(model, anew, 2 * LOOKS_EVERY)
 
 
 def test_layers_that_change_places_are_not_told_of():
@@ -126,55 +112,14 @@ def test_layers_that_change_places_are_not_told_of():
     optimizer = muon_for(model)
     assert not told(model, optimizer)
     model[0], model[2] = model[2], model[0]
-    assert not told(model, optimizer, 2 * EVERY)
-
-
-def test_a_layer_without_a_gradient_that_is_replaced_is_told_of_in_time():
-    model = mlp(8, 8, 8, 2)
-    spare = torch.nn.Linear(8, 8)
-    model.register_module("spare", spare)
-    model.forward = lambda x: model[2](model[1](model[0](x)))
-    optimizer = muon_for(model)
-    assert not told(model, optimizer)  # spare gets no gradient
-    model.spare = torch.nn.Linear(8, 8)
-    model.forward = lambda x: model.spare(model[2](model[1](model[0](x))))
-    (warning,) = told(model, optimizer, EVERY)
-    assert "spare.weight and 1 more have been replaced in the model" in str(warning.message)
-
-
-def test_parameters_without_a_gradient_are_looked_at_once(monkeypatch):
-    model = mlp(8, 8, 8, 2)
-    optimizer = muon_for(model)
-    looked = []
-    looks = Places.successor
-    monkeypatch.setattr(Places, "successor", lambda self, p: looked.append(p) or looks(self, p))
-    counts = []
-    for active in ([], [0], [0], [0], [0], [0, 2], [0, 2], [0], [0]):
-        looked.clear()
-        optimizer.zero_grad()
-        for i in active:
-            model[i].weight.grad = torch.ones_like(model[i].weight)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of no gradient at all
-            optimizer.step()
-        counts.append(len(looked))
-    # All until one is known to have been updated, then those that got a first gradient or lost one.
-    assert counts == [6, 6, 6, 0, 0, 1, 0, 1, 0]
-
-
-def test_a_model_whose_parameters_are_all_replaced_is_told_of_once():
-    model = mlp(8, 8, 8, 2)
-    optimizer = muon_for(model)
-    model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()}, assign=True)
-    (warning,) = told(model, optimizer)
-    assert "no gradient for any of the optimizer's 6 parameters" in str(warning.message)
+    assert not told(model, optimizer, 2 * LOOKS_EVERY)
 
 
 def test_weights_that_are_tied_after_the_optimizer_was_made():
     model = mlp(8, 8, 8, 2)
     optimizer = muon_for(model)
     model[0].weight = model[2].weight
-    assert not told(model, optimizer)
+    assert not told(model, optimizer, 2 * LOOKS_EVERY)
 
 
 def write_one_rate(optimizer, lr):
@@ -266,8 +211,8 @@ def test_parameters_that_are_added_to_the_model_after_the_optimizer_was_made(cha
     optimizer = muon_for(model)
     assert not told(model, optimizer)
     change(model)
-    (warning,) = told(model, optimizer, steps=2 * EVERY)
-    assert str(warning.message).startswith(f"{name} been added to the model since muon_for was ")
+    (warning,) = told(model, optimizer, 2 * LOOKS_EVERY)
+    assert str(warning.message).startswith(f"{name} a gradient, but no group of this optimizer")
     assert warning.filename == __file__
 
 
@@ -277,7 +222,7 @@ def test_parameters_that_are_added_to_the_model_and_to_the_optimizer():
     assert not told(model, optimizer)
     model.append(torch.nn.Linear(2, 2))
     optimizer.add_param_group({"params": list(model[-1].parameters())})
-    assert not told(model, optimizer, steps=2 * EVERY)
+    assert not told(model, optimizer, 2 * LOOKS_EVERY)
 
 
 def test_parameters_that_another_optimizer_has_may_change_their_names():
@@ -286,7 +231,7 @@ def test_parameters_that_another_optimizer_has_may_change_their_names():
     optimizer = muon_for(model, rules=[("4.*", None)])
     assert not told(model, optimizer)
     model[4] = torch.nn.Sequential(model[4])
-    assert not told(model, optimizer, steps=2 * EVERY)
+    assert not told(model, optimizer, 2 * LOOKS_EVERY)
 
 
 def test_a_models_data_may_be_exchanged():

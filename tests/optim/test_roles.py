@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from polarstep import AdamW, muon_for
-from polarstep.routing.route import Route
+from polarstep.routing.routes import Route
 
 # --- which role
 

@@ -11,6 +11,7 @@ from tests.optim.sample_models import Bag, Block, mlp
 from torch import nn
 
 from polarstep import AdamW, LowRank, Muon, muon_for
+from polarstep.routing.routes import routes_of
 from polarstep_lab.models.gpt import GPT, GPTConfig
 
 
@@ -56,15 +57,12 @@ def test_a_table_too_wide_for_120_columns_folds_and_loses_nothing():
 
 @pytest.mark.parametrize(("width", "lines"), [(80, 6), (120, 2)])
 def test_a_table_is_as_wide_as_asked_and_folded_into_few_lines(width, lines):
-    names = (
+    name = (
         "base_model.model.model.layers.0.self_attention.projection_to_queries.lora_A.default.weight"
     )
-    group = {
-        "params": [(names, nn.Parameter(torch.eye(3)))],
-        "lr_factor": 0.0884,
-        "reasons": ["adapter: LoRA A of the projection to queries 256×256, s = 5.65685"],
-    }
-    text = Muon([group]).routes.table(width)
+    group = {"params": [(name, nn.Parameter(torch.eye(3)))], "lr_factor": 0.0884}
+    why = "adapter: LoRA A of the projection to queries 256×256, s = 5.65685"
+    text = routes_of(Muon([group]).param_groups, {name: why}).table(width)
     assert max(map(len, text.splitlines())) <= width
     assert text.splitlines().index("") <= 1 + lines  # the header, and the one row
 

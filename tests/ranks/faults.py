@@ -305,7 +305,7 @@ def out_of_step(rank: int, mesh: Any) -> str:
 
 
 def before_sharding(rank: int, mesh: Any, *, late: bool = False) -> tuple[str, float, str]:
-    """muon_for is called before fully_shard: it follows, or refuses after steps."""
+    """muon_for is called before fully_shard, or even makes a step before it."""
 
     def model() -> nn.Sequential:
         layers = [nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)]

@@ -28,7 +28,7 @@ SHOWN = 3  # names of each side in an error
 
 
 def named_in_order(group: Group) -> Group:
-    """``group`` of a checkpoint, with its lists of names and reasons in the order of its parameters.
+    """``group`` of a checkpoint, with its list of names in the order of its parameters.
 
     ``torch.distributed.checkpoint`` lists parameters by name, in the order of the optimizer that loads
     them, but leaves ``"param_names"`` in the order of the optimizer that was saved.

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from polarstep.context import user_stacklevel
 from polarstep.groups import Group, named_params
-from polarstep.routing.following import Places
 from polarstep.state import State
 from polarstep.stepping.collect import Work
 
@@ -25,20 +24,10 @@ class MistakeWarnings:
     """The warnings that an optimizer has given, and what it must know to notice a mistake."""
 
     def __init__(self) -> None:
-        self._frozen: dict[int, tuple[str, Tensor]] = {}  # by id, with the names in the model
         self._rested: list[tuple[str, Tensor]] = []  # frozen, with a state from a checkpoint
-        self._no_gradient = self._replaced = self._new = False
+        self._no_gradient = self._unheld = False
         self._steps = 0  # those whose rates have been looked at
         self._highest = 0.0  # the highest of Muon's rates in them
-
-    def added(self, group: Group) -> None:
-        """Note that none of the parameters of ``group`` is left out now."""
-        for p in group["params"]:
-            self._frozen.pop(id(p), None)
-
-    def frozen(self, groups: Iterable[Group]) -> None:
-        """Note the parameters that :func:`polarstep.muon_for` found frozen and put in no group."""
-        self._frozen = {id(p): (name, p) for group in groups for name, p in group["params"]}
 
     def loaded(self, groups: Iterable[Group], state: State) -> None:
         """Note the frozen parameters that have a state in the checkpoint just loaded.
@@ -53,23 +42,19 @@ class MistakeWarnings:
             if not p.requires_grad and state.get(p)
         ]
 
-    def of_step(
-        self, groups: list[Group], works: Sequence[Work], places: Places | None = None
-    ) -> None:
-        """Warn of what is wrong with a step on ``works``, unless the warning was given before."""
+    def of_step(self, groups: list[Group], works: Sequence[Work], unheld: Sequence[str]) -> None:
+        """Warn of what is wrong with a step on ``works``, unless the warning was given before.
+
+        ``unheld`` are parameters of the model that have a gradient and are in no group.
+        """
         count = sum(len(group["params"]) for group in groups)
         updated = sum(len(work.params) for work in works)
         if not self._no_gradient and updated == 0:
             self._tell_of_no_gradient(count)
-        elif places is not None:
-            if not self._replaced:
-                self._tell_of_the_replaced(places.replaced(groups))
-            if not self._new:
-                self._tell_of_the_new(places.new(groups))
+        elif unheld and not self._unheld:
+            self._tell_of_the_unheld(unheld)
         if self._rested:
             self._tell_of_the_rested()
-        if self._frozen:
-            self._tell_of_the_unfrozen(groups)
         if self._steps < LOOKED_AT:
             self._look_at_rates(groups)
 
@@ -100,7 +85,7 @@ class MistakeWarnings:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._no_gradient = self._replaced = self._new = True
+        self._no_gradient = self._unheld = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
             "updated. Expected gradients from backward(). If it has run, these are no longer the "
@@ -110,30 +95,15 @@ class MistakeWarnings:
             stacklevel=user_stacklevel(),
         )
 
-    def _tell_of_the_replaced(self, names: list[str]) -> None:
-        """Warn that the model has replaced the parameters ``names``."""
-        if not names:
-            return
-        self._replaced = True
+    def _tell_of_the_unheld(self, names: Sequence[str]) -> None:
+        """Warn that the parameters ``names`` were unfrozen, or have come into the model, in no group."""
+        self._unheld = True
         warnings.warn(
-            f"{_have(names)} been replaced in the model since muon_for was called, as by "
-            "resize_token_embeddings, a new head or load_state_dict(assign=True). The new parameter has "
-            "a gradient, but this optimizer still holds the old one. Make the optimizer after the last "
-            "call that replaces parameters",
-            stacklevel=user_stacklevel(),
-        )
-
-    def _tell_of_the_new(self, names: list[str]) -> None:
-        """Warn that the model has got the parameters ``names`` since the optimizer was made."""
-        if not names:
-            return
-        self._new = True
-        warnings.warn(
-            f"{_have(names)} been added to the model since muon_for was called, as by a new layer, or "
-            "by weight_norm that was put on a layer or removed. There is a gradient, but no group of "
-            "this optimizer. Make the optimizer after the last change of the model, or add such "
-            'parameters by optimizer.add_param_group({"params": [...]}); each gets the rule it would '
-            "have had",
+            f"{_have(names)} a gradient, but no group of this optimizer: frozen when muon_for was "
+            "called, or added to the model since, as by a new layer or weight_norm. Make the optimizer "
+            'after the last change of the model, or add them, by optimizer.add_param_group({"params": '
+            "[...]}); each gets the rule it would have had. If another optimizer updates them, say so "
+            'in muon_for by rules=[("name.*", None)]',
             stacklevel=user_stacklevel(),
         )
 
@@ -149,30 +119,6 @@ class MistakeWarnings:
             "Lightning's BackboneFinetuning freezes its backbone again when a run is resumed. Unfreeze "
             "the layers before the first step, by module.requires_grad_(True); if they are meant to "
             "stay frozen, all is well",
-            stacklevel=user_stacklevel(),
-        )
-
-    def _tell_of_the_unfrozen(self, groups: Iterable[Group]) -> None:
-        """Warn of parameters that were frozen, and now have a gradient but no group.
-
-        One that is still frozen may have a gradient from before.
-        """
-        if not any(p.requires_grad and p.grad is not None for _, p in self._frozen.values()):
-            return
-        # Lightning writes to optimizer.param_groups itself when it resumes a run.
-        for group in groups:
-            for p in group["params"]:
-                self._frozen.pop(id(p), None)
-        frozen = self._frozen.values()
-        names = [name for name, p in frozen if p.requires_grad and p.grad is not None]
-        if not names:
-            return
-        self._frozen = {}
-        warnings.warn(
-            f"{_have(names)} a gradient, but no group of this optimizer: frozen parameters are left "
-            "out when muon_for is called. Unfrozen later, they must be added, by "
-            'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
-            'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
             stacklevel=user_stacklevel(),
         )
 

@@ -1,42 +1,41 @@
 """Which rule each parameter of a model gets: its role, and the arguments of ``muon_for``.
 
-:mod:`polarstep.routing.roles` finds the role of each parameter, and
-:mod:`polarstep.routing.overrides` the caller's exceptions. :class:`Choices` turns both and the
-arguments into few parameter groups: for the whole model when the optimizer is made, and
-for parameters that are added to it later.
+:class:`Choices` turns both into few parameter groups: for the whole model when the optimizer is made,
+and for parameters that are added to it later.
+
+The caller's exceptions are the arguments ``rules``, ``layouts`` and ``splits``. Each entry says which
+parameters it is about, by patterns of :mod:`fnmatch` on their names. An entry that matches no parameter
+is an error, but not where parameters are added ``later``: it may then be about the rest of the model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+import difflib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from polarstep.elementwise_rule import Elementwise
+from polarstep.checked_values import is_integer
+from polarstep.elementwise_rule import Elementwise, meant, shown
 from polarstep.flattened import check_unflattened
 from polarstep.groups import Group
 from polarstep.matrix import Layout
 from polarstep.options import check_lr
 from polarstep.rates import beside, in_proportion, usual_factor
-from polarstep.routing.adapters import find_adapter
 from polarstep.routing.anatomy import Anatomy, Site, dissect
-from polarstep.routing.overrides import (
-    Matcher,
-    Parts,
-    Target,
-    apply_layouts,
-    apply_rules,
-    apply_splits,
-    is_muon,
-)
-from polarstep.routing.roles import ROLES, Form, Role, find_role, form_of
+from polarstep.routing.roles import ROLES, Role, find_role
+from polarstep.routing.weights import Cut, Form, find_adapter, form_of
 from polarstep.scaling import ShapeScale
 
-__all__ = ["Choices", "Routed", "check_shaped"]
+__all__ = ["Choices", "Matcher", "Parts", "Routed", "Target", "check_shaped", "is_muon"]
 
+Matcher = str | type[nn.Module] | nn.Module | Callable[[str, Tensor], bool]
+Target = Elementwise | Literal["muon"] | Mapping[str, Any] | None
+Parts = int | Sequence[int] | Mapping[str, Any]
 # Roles whose parameters differ in size: where the rate is measured, each is a group by itself.
 OF_THEIR_OWN = ("embedding", "head")
 
@@ -70,8 +69,8 @@ class Choices:
         """Every parameter of a model; raises for an argument that matches none of them."""
         return self._routed(anatomy, anatomy.sites, later=False)
 
-    def prepared(self, model: nn.Module, params: Iterable[Tensor]) -> list[Group]:
-        """Groups for the ``params`` that are in ``model``, which may have changed meanwhile.
+    def routed_later(self, model: nn.Module, params: Iterable[Tensor]) -> list[Routed]:
+        """The ``params`` that are in ``model``, which may have changed since the optimizer was made.
 
         A parameter that ``rules`` leave out gets the rule of its role: whoever adds it wants it trained.
         """
@@ -82,12 +81,12 @@ class Choices:
         check_unflattened(model)
         anatomy = dissect(model)
         sites = [site for site in anatomy.sites if id(site.parameter) in asked]
-        return self.grouped(self._routed(anatomy, sites, later=True))
+        return self._routed(anatomy, sites, later=True)
 
     def _routed(self, anatomy: Anatomy, sites: Sequence[Site], *, later: bool) -> list[Routed]:
-        chosen = apply_rules(self.rules, sites, later=later)
-        forms = apply_layouts(self.layouts, sites, later=later)
-        cuts = apply_splits(self.splits, sites, forms, later=later)
+        chosen = _apply_rules(self.rules, sites, later=later)
+        forms = _apply_layouts(self.layouts, sites, later=later)
+        cuts = _apply_splits(self.splits, sites, forms, later=later)
         everything = []
         for site in sites:
             found, form = find_role(site, anatomy), forms.get(site) or form_of(site)
@@ -140,9 +139,8 @@ class Choices:
                 alike,
                 *((name, _hashable(each)) for name, each in sorted(options.items())),
             )
-            group = groups.setdefault(key, options | {"role": r.role, "params": [], "reasons": []})
+            group = groups.setdefault(key, options | {"role": r.role, "params": []})
             group["params"].append((r.site.name, r.site.parameter))
-            group["reasons"].append(r.why)
         return sorted(
             groups.values(), key=lambda g: (g["algorithm"] != "muon", ROLES.index(g["role"]))
         )
@@ -161,3 +159,237 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, dict | set):
         return repr(value)
     return tuple(value) if isinstance(value, list) else value
+
+
+# --- the caller's exceptions
+
+
+def is_muon(target: Target) -> bool:
+    """Whether ``target`` sends parameters to Muon."""
+    return target == "muon" or isinstance(target, Mapping)
+
+
+def _apply_rules(
+    rules: Sequence[tuple[Matcher, Target]], sites: Sequence[Site], *, later: bool = False
+) -> dict[Site, tuple[Target, str]]:
+    """For each parameter that a rule matches: the target of the first such rule, and its title."""
+    if isinstance(rules, str | Mapping) or not isinstance(rules, Sequence):
+        raise TypeError(
+            f"rules={rules!r}: expected a list of pairs (which, target), "
+            'as [("head.*", AdamW(lr=1e-3))]'
+        )
+    chosen: dict[Site, tuple[Target, str]] = {}
+    for i, rule in enumerate(rules):
+        if not isinstance(rule, tuple) or len(rule) != 2:
+            raise TypeError(
+                f"rules[{i}] is {rule!r}: expected a pair (which, target), "
+                'as ("head.*", AdamW(lr=1e-3))'
+            )
+        which, target = rule
+        title = f"rules[{i}] ({_matcher_name(which)})"
+        _check_target(title, target)
+        matched = [site for site in sites if _matches(which, site)]
+        if is_muon(target):
+            flat, matched = matched, [site for site in matched if site.parameter.ndim >= 2]
+            if flat and not matched and not later:
+                raise ValueError(
+                    f"{title} sends {_some(flat)} to Muon, which updates matrices: expected "
+                    "parameters of two dimensions and more; send these to an AdamW(...) or SGD(...)"
+                )
+        if not matched and not later:
+            raise ValueError(f"{title} matches no parameter; {_closest(which, sites)}")
+        if all(site in chosen for site in matched) and not later:
+            earlier = chosen[matched[0]][1]
+            raise ValueError(
+                f"{title} has no effect: {earlier} came first for {_some(matched)}; "
+                "put the more special rule before the more general one"
+            )
+        for site in matched:
+            chosen.setdefault(site, (target, title))
+    return chosen
+
+
+def _check_target(title: str, target: Target) -> None:
+    if isinstance(target, Mapping):
+        reserved = sorted({"params", "param_names", "algorithm", "role"} & set(target))
+        if reserved:
+            raise ValueError(
+                f"{title} has {reserved[0]!r} among its options: expected options of Muon only; "
+                "for another algorithm give AdamW(...) or SGD(...)"
+            )
+    elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
+        raise TypeError(
+            f"{title} has the target {shown(target)}: expected AdamW(...), SGD(...) or another "
+            'polarstep.Elementwise, "muon", a dict of Muon\'s options, or None to leave the parameters '
+            f"out{meant(target)}"
+        )
+
+
+def _apply_layouts(
+    layouts: Mapping[str, Layout], sites: Sequence[Site], *, later: bool = False
+) -> dict[Site, Form]:
+    """The form of each weight that a pattern in ``layouts`` matches, before ``splits`` cut it."""
+    _check_mapping("layouts", layouts, '{"*.proj.weight": "transposed"}')
+    forms: dict[Site, Form] = {}
+    for pattern, layout in layouts.items():
+        title = f"layouts[{pattern!r}]"
+        if layout not in get_args(Layout):
+            raise ValueError(f"{title}={layout!r}: expected one of {', '.join(get_args(Layout))}")
+        for site in _matrices(title, pattern, sites, later=later):
+            said = f", {layout} by {title}"
+            forms.setdefault(site, Form(layout, what=form_of(site).what, how=said))
+    return forms
+
+
+def _apply_splits(
+    splits: Mapping[str, Parts],
+    sites: Sequence[Site],
+    forms: Mapping[Site, Form],
+    *,
+    later: bool = False,
+) -> dict[Site, tuple[Form, str]]:
+    """The parts of each weight that a pattern in ``splits`` matches."""
+    _check_mapping("splits", splits, '{"*.qkv.weight": 3}')
+    cuts: dict[Site, tuple[Form, str]] = {}
+    for pattern, parts in splits.items():
+        title = f"splits[{pattern!r}]"
+        for site in _matrices(title, pattern, sites, later=later):
+            form = forms.get(site) or form_of(site)
+            cut = _cut(title, parts, site, form)
+            form = replace(form, cut=cut)
+            form.view(site.parameter, site.name)  # raises if the parts do not add up
+            cuts.setdefault(site, (form, title))
+    return cuts
+
+
+def _check_mapping(argument: str, given: object, example: str) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(
+            f"{argument}={given!r}: expected a dict by patterns of parameter names, as {example}"
+        )
+
+
+def _matrices(title: str, pattern: str, sites: Sequence[Site], *, later: bool) -> list[Site]:
+    """The parameters of two dimensions and more that a pattern matches.
+
+    An error if there are none, unless these are parameters that are added ``later``.
+    """
+    matrices = [site for site in sites if site.parameter.ndim >= 2]
+    matched = [site for site in matrices if _matches(pattern, site)]
+    if not matched and not later:
+        known = _closest(pattern, matrices or sites)
+        raise ValueError(f"{title} matches no parameter of two dimensions and more; {known}")
+    return matched
+
+
+def _cut(title: str, parts: Parts, site: Site, form: Form) -> Cut:
+    """``parts``, as the argument ``splits`` has them, with the size of every part."""
+    whole = Form(form.layout).view(site.parameter)
+    outputs, inputs = whole.split[0], whole.columns[0]
+    if not isinstance(parts, Mapping):
+        parts = {"rows": parts}
+    unknown = sorted(set(parts) - {"rows", "columns", "repeats"})
+    if unknown or not parts:
+        raise ValueError(
+            f'{title}={dict(parts)!r}: expected "rows", "columns" or "repeats", '
+            'as {"columns": 12} for the heads of an output projection'
+        )
+    repeats = parts.get("repeats", 1)
+    if not is_integer(repeats) or repeats < 1 or outputs % repeats:
+        raise ValueError(
+            f"{title} has repeats={repeats!r}: {site.name} has {outputs} outputs, which is no multiple; "
+            "give the number of heads that follow each other"
+        )
+    rows, columns = parts.get("rows"), parts.get("columns")
+    if repeats > 1 and rows in (None, 1):
+        raise ValueError(
+            f'{title} has repeats={repeats} and "rows": {rows}: expected the parts that come in turn, '
+            f'as {{"rows": 3, "repeats": {repeats}}} for q, k and v of each head'
+        )
+    _check_count(title, rows, repeats, site)
+    # The outputs of a weight that is stored transposed are its columns.
+    sides = ("outputs", "inputs") if whole.transposed else ("rows", "columns")
+    return Cut(
+        _sizes(title, rows, outputs // repeats, sides[0], site),
+        _sizes(f'{title}["columns"]', columns, inputs, sides[1], site),
+        repeats,
+    )
+
+
+def _sizes(title: str, parts: object, size: int, what: str, site: Site) -> tuple[int, ...] | None:
+    """The size of each part, from their number or from the sizes themselves; ``None`` for one part."""
+    if parts is None or (is_integer(parts) and parts == 1):
+        return None
+    example = size - size // 2, size // 2
+    if is_integer(parts):
+        if parts < 1 or size % parts:
+            raise ValueError(
+                f"{title}={parts}: {site.name} has {size} {what}, which {parts} does not divide; "
+                f"give the {what} of each part, as {example}"
+            )
+        return (size // parts,) * parts
+    if not isinstance(parts, Sequence) or isinstance(parts, str):
+        raise TypeError(
+            f"{title}={parts!r}: expected the number of equal parts, or the {what} of each, "
+            f"as {example}"
+        )
+    return tuple(parts)
+
+
+def _check_count(title: str, asked: object, repeats: int, site: Site) -> None:
+    """Raise if a weight would be cut into equal parts, and the layers around it say otherwise."""
+    found = form_of(site).cut
+    if found.outputs is None or asked != len(found.outputs) or repeats != 1:
+        return
+    if found.repeats > 1:
+        raise ValueError(
+            f"{title}={asked}: {site.name} has its {asked} parts in turn, {found.repeats} times, so "
+            "equal parts would each mix them; leave it out of splits, and it is cut as "
+            f'{{"rows": {found.outputs}, "repeats": {found.repeats}}}'
+        )
+    if len(set(found.outputs)) > 1:
+        raise ValueError(
+            f"{title}={asked}: {site.name} has parts of {', '.join(map(str, found.outputs))} rows, as "
+            "the layers around it say; leave it out of splits, or give the rows of each"
+        )
+
+
+def _matches(which: Matcher, site: Site) -> bool:
+    if isinstance(which, str):
+        # A name with brackets, as of a ModuleDict, does not match itself as a pattern.
+        return any(name == which or fnmatchcase(name, which) for name in site.names)
+    places = [node for use in site.uses for node in (use.owner, *use.owner.ancestors())]
+    if isinstance(which, type):
+        return any(isinstance(node.module, which) for node in places)
+    if isinstance(which, nn.Module):
+        return any(node.module is which for node in places)
+    if callable(which):
+        return bool(which(site.name, site.parameter))
+    shown = f"a tensor of shape {tuple(which.shape)}" if isinstance(which, Tensor) else repr(which)
+    raise TypeError(
+        f"a rule for {shown}: expected a pattern of parameter names, a module of the model, a class of "
+        "modules, or a function of (name, parameter)"
+    )
+
+
+def _closest(which: Matcher, sites: Sequence[Site]) -> str:
+    """The remedy to show for a matcher that matches no parameter."""
+    names = [site.name for site in sites]
+    near = (
+        difflib.get_close_matches(which, names, n=3, cutoff=0.5) if isinstance(which, str) else []
+    )
+    listed = near or names[:3]
+    return f"{'the nearest names are' if near else 'there are names such as'} {', '.join(listed)}"
+
+
+def _matcher_name(which: Matcher) -> str:
+    if isinstance(which, nn.Module):
+        return f"a {type(which).__name__}"
+    if isinstance(which, Tensor):
+        return "a tensor"
+    return repr(which) if isinstance(which, str) else getattr(which, "__name__", repr(which))
+
+
+def _some(sites: Sequence[Site]) -> str:
+    rest = f" and {len(sites) - 1} more" if len(sites) > 1 else ""
+    return f"{sites[0].name}{rest}"

@@ -1,14 +1,15 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
 :mod:`polarstep.routing.choices` decides which rule that is. This module checks the arguments,
-makes the optimizer, and tells it of the model (:mod:`polarstep.routing.known_model`).
+makes the optimizer, and leaves with it what it knows of the model (:mod:`polarstep.routing.origin`).
 """
 
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, Literal, ParamSpec, Protocol, overload
@@ -26,13 +27,10 @@ from polarstep.misnamed import check_arguments, with_known_names
 from polarstep.optimizer import Muon
 from polarstep.options import check_lr
 from polarstep.ranks.ledger import AskedPlan
-from polarstep.routing.anatomy import Site, dissect
-from polarstep.routing.choices import Choices, Routed, check_shaped
-from polarstep.routing.following import Places
-from polarstep.routing.known_model import KnownModel
-from polarstep.routing.overrides import Matcher, Parts, Target, is_muon
-from polarstep.routing.route import Route
-from polarstep.routing.routes import left_out
+from polarstep.routing.anatomy import dissect, innermost
+from polarstep.routing.choices import Choices, Matcher, Parts, Routed, Target, check_shaped, is_muon
+from polarstep.routing.origin import Origin
+from polarstep.routing.routes import Route, left_out
 from polarstep.scaling import ShapeScale
 from polarstep.transforms import NormalizedRows, Transform
 
@@ -227,14 +225,13 @@ def muon_for(
     )
     # Copies, as the caller's list and dicts may change before a parameter is added.
     kept = replace(choices, splits={**choices.splits}, layouts={**choices.layouts}, rules=(*rules,))
-    optimizer._knows(
-        KnownModel(
-            Places(model),
-            kept,
-            waiting=tuple(choices.grouped(frozen)),
-            left_out=tuple(_left_out(anatomy.sites, routed)),
-            vectors=vectors or others,
-        )
+    optimizer._origin = Origin(
+        weakref.ref(innermost(model)),
+        kept,
+        reasons={r.site.name: r.why for r in routed},
+        left_out=tuple(_left_out(everything)),
+        elsewhere=frozenset(id(r.site.parameter) for r in routed if r.target is None),
+        vectors=vectors or others,
     )
     return optimizer
 
@@ -252,16 +249,13 @@ def _check_cuts(routed: Sequence[Routed]) -> None:
             )
 
 
-def _left_out(sites: Sequence[Site], routed: Sequence[Routed]) -> list[Route]:
+def _left_out(everything: Sequence[Routed]) -> Iterator[Route]:
     """Table rows for parameters in no group: frozen, or left out by a rule."""
-    excepted = {r.site: r for r in routed if r.target is None}
-    rows = []
-    for site in sites:
-        if not site.parameter.requires_grad:
-            rows.append(left_out(site.name, site.parameter, "frozen: requires_grad=False"))
-        elif site in excepted:
-            rows.append(left_out(site.name, site.parameter, excepted[site].why))
-    return rows
+    for r in everything:
+        if not r.site.parameter.requires_grad:
+            yield left_out(r.site.name, r.site.parameter, "frozen: requires_grad=False")
+        elif r.target is None:
+            yield left_out(r.site.name, r.site.parameter, r.why)
 
 
 def _nothing_for_muon(model: nn.Module, routed: Sequence[Routed], frozen: int) -> str:

@@ -1,4 +1,4 @@
-"""The role of a parameter in its model, and how it is read as matrices.
+"""The role of a parameter in its model.
 
 :data:`RULES` is a list of small functions, called in order; the first that returns a finding
 decides. They look at the type of the layer, at weight tying and at the layer's place. The name
@@ -11,22 +11,33 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
 
-from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch import nn
+from torch.nn.modules.conv import _ConvNd
 
-from polarstep.matrix import Layout, MatrixView
-from polarstep.routing.adapters import find_adapter, is_magnitude, is_other_part
-from polarstep.routing.anatomy import Anatomy, Site, Use
-from polarstep.routing.fused_weights import WHOLE, Cut, find_cut, has_heads_inside
-from polarstep.routing.node import EMBEDDINGS, NORMS, RECURRENT
-from polarstep.routing.orientation import stored_transposed, weight_beside
+from polarstep.routing.anatomy import Anatomy, Site, Use, weight_beside
+from polarstep.routing.names import (
+    CLASS_HINTS,
+    EMBEDDINGS,
+    HEAD_WORDS,
+    NAME_HINTS,
+    NORMS,
+    NUM_EXPERTS,
+    ROLES,
+    ROUTER_WORDS,
+    UNEMBED_WORDS,
+    Role,
+)
+from polarstep.routing.weights import (
+    find_adapter,
+    form_of,
+    is_magnitude,
+    is_other_part,
+    is_typed,
+    kind_of,
+)
 
-__all__ = ["ROLES", "RULES", "Finding", "Form", "Role", "find_role", "form_of"]
-
-Role = Literal["hidden", "adapter", "embedding", "head", "router", "vector"]
-ROLES: tuple[Role, ...] = get_args(Role)
+__all__ = ["ROLES", "RULES", "Finding", "Role", "find_role"]
 
 
 @dataclass(frozen=True)
@@ -37,111 +48,12 @@ class Finding:
     why: str
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a parameter is read as matrices, and a description of them."""
-
-    layout: Layout = "auto"
-    cut: Cut = WHOLE
-    what: str = "matrix"
-    how: str = ""
-    """How the matrices lie in the parameter, which follows ``what`` in the description."""
-
-    @property
-    def description(self) -> str:
-        """The matrices in a few words, for the routing table."""
-        return self.what + self.how
-
-    def view(self, p: Tensor, name: str = "the parameter") -> MatrixView:
-        """The matrices of ``p``."""
-        return MatrixView.of(
-            p.shape,
-            layout=self.layout,
-            split_sizes=self.cut.outputs,
-            split_columns=self.cut.columns,
-            split_repeats=self.cut.repeats,
-            name=name,
-        )
-
-
 Rule = Callable[[Site, Anatomy], Finding | None]
 
 
 def find_role(site: Site, anatomy: Anatomy) -> Finding:
     """The finding of the first of :data:`RULES` that applies."""
     return next(found for rule in RULES if (found := rule(site, anatomy)) is not None)
-
-
-def form_of(site: Site) -> Form:
-    """How the layer that owns the parameter uses it.
-
-    The layout is ``"auto"`` wherever that is right, so that parameters of different layers can
-    share a group.
-    """
-    p, use = site.parameter, site.uses[0]
-    if p.ndim < 2:
-        return Form()
-    module, rows = use.owner.module, p.shape[0]
-    if isinstance(module, _ConvNd) and p.ndim > 2:
-        kind, how = _kind(module), ""
-        layout: Layout = "conv" if p.ndim == 3 else "auto"
-        if isinstance(module, _ConvTransposeNd):
-            # Stored as in × out·k, the transpose of the map; its polar factor is transposed alike.
-            how = ", inputs as rows"
-        if module.groups > 1 and rows % module.groups == 0:
-            cut = Cut((rows // module.groups,) * module.groups)
-            return Form(layout, cut, f"{module.groups} groups of a {kind}", how)
-        what, fused = f"filters of a {kind}", None
-        if not isinstance(module, _ConvTransposeNd):
-            fused = find_cut(use, rows, module.in_channels)
-        if fused is None:
-            return Form(layout, WHOLE, what, how)
-        cut, parts = fused
-        return Form(layout, cut, what, f": {parts}")
-    if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
-        return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
-    if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
-        gates = rows // module.hidden_size
-        if gates > 1:
-            return Form(
-                cut=Cut((module.hidden_size,) * gates), what=f"{gates} gates of {_kind(module)}"
-            )
-        return Form(what=_kind(module))
-    if isinstance(module, nn.Bilinear):
-        return Form(what=f"{rows} forms of a Bilinear")
-    if p.ndim == 3 and has_heads_inside(use, p):
-        heads = f", {p.shape[1]} heads side by side"
-        return Form("conv", WHOLE, f"bare parameter of {_kind(module)}", heads)
-    if p.ndim in (2, 3):
-        return _linear_form(site)
-    if _is_typed(module):
-        return Form(what=_kind(module))
-    if p.ndim in (4, 5):
-        what = f"bare {p.ndim}-d parameter of {_kind(module)}"
-        return Form("auto", WHOLE, what, ", read as filters")
-    return Form(what=f"{math.prod(p.shape[:-2])} matrices stacked in {_kind(module)}")
-
-
-def _linear_form(site: Site) -> Form:
-    """The form of one linear map or of a stack of them: which side has the outputs, which parts."""
-    p, use = site.parameter, site.uses[0]
-    module = use.owner.module
-    transposed = stored_transposed(module, use.label, p)
-    layout: Layout = "transposed" if transposed else "auto"
-    outputs, inputs = p.shape[:-3:-1] if transposed else p.shape[-2:]
-    if _is_typed(module):
-        what = _kind(module)
-    elif p.ndim == 2:
-        what = _kind(module) if transposed else f"bare parameter of {_kind(module)}"
-    else:
-        what = f"{len(p)} matrices stacked in {_kind(module)}"
-    if transposed:
-        what += f" ({transposed})"
-    found = find_cut(use, outputs, inputs)
-    if found is None:
-        return Form(layout, WHOLE, what)
-    cut, parts = found
-    return Form(layout, cut, what, f": {parts}")
 
 
 def adapter(site: Site, anatomy: Anatomy) -> Finding | None:
@@ -166,7 +78,7 @@ def embedding(site: Site, anatomy: Anatomy) -> Finding | None:
         if isinstance(use.owner.module, EMBEDDINGS):
             ties = [other.name for other in site.uses if other.name != site.name]
             tied = f", tied to {' and '.join(ties)}" if ties else ""
-            return Finding("embedding", _kind(use.owner.module) + tied)
+            return Finding("embedding", kind_of(use.owner.module) + tied)
     return None
 
 
@@ -174,19 +86,19 @@ def one_dimensional(site: Site, anatomy: Anatomy) -> Finding | None:
     """Biases, gains and scalars: fewer than two dimensions, or the parameter of a norm."""
     use = site.uses[0]
     if site.parameter.ndim < 2 or isinstance(use.owner.module, NORMS):
-        return Finding("vector", f"{use.label} of {_kind(use.owner.module)}")
+        return Finding("vector", f"{use.label} of {kind_of(use.owner.module)}")
     return None
 
 
 def named(site: Site, anatomy: Anatomy) -> Finding | None:
     """A bare parameter whose name, or whose class's name, says embedding or bias."""
     use = site.uses[0]
-    if _is_typed(use.owner.module) or use.label not in use.owner.module._parameters:
+    if is_typed(use.owner.module) or use.label not in use.owner.module._parameters:
         return None
-    own, kind = _words(use.label), _words(_kind(use.owner.module))
+    own, kind = _words(use.label), _words(kind_of(use.owner.module))
     if isinstance(use.owner.module, nn.ParameterList | nn.ParameterDict):
         own += _words(use.owner.last_name)
-    for where, words, table in (("name", own, HINTS), ("class's name", kind, CLASS_HINTS)):
+    for where, words, table in (("name", own, NAME_HINTS), ("class's name", kind, CLASS_HINTS)):
         for role, hints in table.items():
             if hint := next((word for word in words if word in hints), None):
                 return Finding(role, f"bare parameter, ‘{hint}’ in its {where}")
@@ -204,7 +116,7 @@ def flattened(site: Site, anatomy: Anatomy) -> Finding | None:
     """A bare parameter whose rows are whole filters, made flat, as in CondConv, which mixes the rows."""
     p, module = site.parameter, site.uses[0].owner.module
     inputs, outputs = (getattr(module, f"{side}_channels", None) for side in ("in", "out"))
-    if p.ndim != 2 or _is_typed(module):
+    if p.ndim != 2 or is_typed(module):
         return None
     if not (isinstance(inputs, int) and isinstance(outputs, int)):
         return None
@@ -246,7 +158,7 @@ def _bare_head(site: Site, anatomy: Anatomy) -> Finding | None:
     """A bare matrix that is called unembed, or head with a side for the entries of an Embedding."""
     use, p = site.uses[0], site.parameter
     module = use.owner.module
-    if p.ndim != 2 or _is_typed(module) or use.label not in module._parameters:
+    if p.ndim != 2 or is_typed(module) or use.label not in module._parameters:
         return None
     if any(node.is_block for node in (use.owner, *use.owner.ancestors())):
         return None
@@ -292,7 +204,7 @@ def depthwise(site: Site, anatomy: Anatomy) -> Finding | None:
     """Depthwise filters: one small filter a channel, with no matrix that mixes channels."""
     module = site.uses[0].owner.module
     if isinstance(module, _ConvNd) and 1 < module.groups == module.in_channels:
-        return Finding("vector", f"depthwise filters of a {_kind(module)}")
+        return Finding("vector", f"depthwise filters of a {kind_of(module)}")
     return None
 
 
@@ -308,7 +220,7 @@ def vector(site: Site, anatomy: Anatomy) -> Finding | None:
 def broadcast(site: Site, anatomy: Anatomy) -> Finding | None:
     """A bare parameter of three or more dimensions, the first of size 1: added to a batch."""
     p, use = site.parameter, site.uses[0]
-    if p.ndim > 2 and p.shape[0] == 1 and not _is_typed(use.owner.module):
+    if p.ndim > 2 and p.shape[0] == 1 and not is_typed(use.owner.module):
         return Finding("vector", "bare parameter, leading dimension 1: added to a batch, no map")
     return None
 
@@ -332,34 +244,6 @@ RULES: tuple[Rule, ...] = (
     broadcast,
     hidden,
 )
-
-# Words in the names of bare parameters. Names are weak evidence, and the reason given says so.
-TABLE_WORDS = ("embed", "embedding", "embeddings", "pos", "position", "positional", "ape")
-HINTS: dict[Role, frozenset[str]] = {
-    "embedding": frozenset(
-        (
-            *TABLE_WORDS,
-            *("emb", "wte", "wpe", "token", "tokens", "latents", "prompt"),
-            *("queries", "codebook", "codebooks"),
-        )
-    ),
-    "vector": frozenset(
-        (
-            *("bias", "biases", "scale", "scales", "gain", "gains", "gamma", "beta", "log", "norm"),
-            *("alpha", "alphas", "lambda", "lambdas"),
-        )
-    ),
-}
-CLASS_HINTS: dict[Role, frozenset[str]] = {
-    "embedding": frozenset(TABLE_WORDS),
-    "vector": frozenset(("norm",)),
-}
-
-UNEMBED_WORDS = frozenset(("unembed", "unembedding"))
-HEAD_WORDS = frozenset(("head", "logits", "classifier", "output", "out"))
-ROUTER_WORDS = frozenset(("router", "routing", "gate", "gating", "wg"))
-# Attributes in which a module or its configuration states the number of experts.
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "n_experts")
 
 
 def _is_table_of_queries(site: Site) -> bool:
@@ -392,7 +276,7 @@ def _experts_near(use: Use) -> set[int]:
     for node in above:
         config = getattr(node.module, "config", None) if has_experts else None
         for holder in (node.module, config):
-            said = (getattr(holder, name, None) for name in EXPERTS)
+            said = (getattr(holder, name, None) for name in NUM_EXPERTS)
             found.update(number for number in said if isinstance(number, int))
     for node in above[:3]:
         for child in node.children:
@@ -408,20 +292,6 @@ def _words(name: str) -> list[str]:
     return [word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)]
 
 
-def _is_typed(module: nn.Module) -> bool:
-    """Whether the type of the layer says how it uses its parameters."""
-    known = (
-        nn.Linear,
-        nn.Bilinear,
-        nn.MultiheadAttention,
-        _ConvNd,
-        *EMBEDDINGS,
-        *RECURRENT,
-        *NORMS,
-    )
-    return isinstance(module, known)
-
-
 def _is_scale(site: Site) -> bool:
     """Whether this is the gain of a weight norm, (outputs, 1, …), rather than the weight itself."""
     use, p = site.uses[0], site.parameter
@@ -433,12 +303,3 @@ def _own_kind(module: nn.Module) -> str:
     """The name of a layer's class, unless it is a class of torch's own."""
     kind = type(module)
     return "" if kind.__module__.startswith("torch.") else kind.__name__
-
-
-def _kind(module: nn.Module) -> str:
-    """The name of a layer's class, or of the torch layer that the class derives from."""
-    if _is_typed(module):
-        for cls in type(module).__mro__:
-            if cls.__module__.startswith("torch.nn.modules") and "Quantizable" not in cls.__name__:
-                return cls.__name__
-    return type(module).__name__

@@ -1,15 +1,19 @@
 """The routing table: for every parameter of an optimizer, the algorithm, its options, and why.
 
-The table is built from the parameter groups at each access, so it shows the current learning rates.
-:mod:`polarstep.routing.route_table` prints it.
+The table is built from the parameter groups at each access, so it shows the current learning rates. As
+text, rows that differ only in the numbers in their names are one row. A table wider than the page shows
+its polar maps as numbered notes, and folds cells that are still too long.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections import Counter
+import re
+import shutil
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import product, zip_longest
 from types import MappingProxyType
 
 from torch import Tensor
@@ -19,10 +23,8 @@ from polarstep.checked_values import is_integer
 from polarstep.engines.fused import can_tabulate
 from polarstep.groups import (
     ELEMENTWISE,
-    NAMELESS,
     Group,
     labelled_params,
-    named_params,
     scale_of,
     view_of,
 )
@@ -31,14 +33,49 @@ from polarstep.ranks.ledger import BY_OWNERS
 from polarstep.ranks.owned_graph import can_replay
 from polarstep.ranks.plans import Choice
 from polarstep.rates import PER_SIZE
-from polarstep.routing.route import Route
-from polarstep.routing.route_table import WIDTH, printed, terminal_width
 from polarstep.state import is_compensated, stored_dtype
 
-__all__ = ["Route", "Routes", "left_out", "not_added", "routes_of"]
+__all__ = ["Route", "Routes", "left_out", "routes_of"]
 
 NOBODY = "left out"
 NOTHING: Mapping[str, float | None] = MappingProxyType({})
+NO_REASONS: Mapping[str, str] = MappingProxyType({})
+
+
+HEADER = ("parameter", "as matrices", "algorithm", "polar map", "why")
+NUMBER = re.compile(r"\d+")
+WIDTH = 120  # of a table that is not printed to a terminal, and at most of any
+NARROWEST_PAGE = 80  # of a table in a terminal; a narrower terminal wraps its lines
+NARROWEST = 12  # width below which no column is folded
+GAP = INDENT = "  "  # between columns, and before the rest of a folded cell
+# A cell may be folded after a space, and before a dot in a name.
+CUTS = re.compile(r"(?<= )|(?=\.[^\d ])")
+
+
+@dataclass(frozen=True)
+class Route:
+    """One parameter: what it is, which algorithm updates it, how, and why."""
+
+    name: str
+    shape: tuple[int, ...]
+    matrix: str
+    """The matrices as Muon reads them; the plain shape for other algorithms."""
+    algorithm: str
+    """``"Muon"``, ``"AdamW"``, the class of another rule, or ``"left out"``."""
+    lr: float | None
+    """The learning rate of its group."""
+    factors: tuple[float, ...]
+    """What ``lr`` is multiplied by, for each kind of matrix in it; none where it is not measured yet."""
+    factor_from: str
+    """How the factor is measured; empty where it is given (:mod:`polarstep.rates`)."""
+    polar: str
+    """The polar map on this shape; ``"–"`` where there is none."""
+    role: str | None
+    why: str
+    group: int | None
+    """The index of its group in ``optimizer.param_groups``."""
+    parameters: int
+    """The number of entries."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -76,31 +113,30 @@ class Routes:
         """
         if not is_integer(width):
             raise TypeError(f"width={width!r}: expected a number of characters, as 80")
-        return printed(self.rows, width)
+        return _printed(self.rows, width)
 
     def __str__(self) -> str:
-        return self.table(terminal_width())
+        return self.table(_terminal_width())
 
     __repr__ = __str__
 
 
 def routes_of(
     groups: Sequence[Group],
+    reasons: Mapping[str, str] = NO_REASONS,
     left_out: Iterable[Route] = (),
     choice_of: Callable[[Group, Tensor], Choice | None] = lambda group, p: None,
     measured: Mapping[str, float | None] = NOTHING,
 ) -> Routes:
     """The routes in ``groups``, then the routes ``left_out`` of parameters that are still in no group.
 
-    ``choice_of`` returns the plan by which ranks share the work on a parameter; ``None`` where they do
-    not. ``measured`` has the measured factors by the names of their groups.
+    ``reasons`` has why each parameter has its rule, by its name. ``choice_of`` returns the plan by which
+    ranks share the work on a parameter, or ``None``. ``measured`` has the measured factors
+    by the names of their groups.
     """
     rows = []
     for index, (group, params) in enumerate(zip(groups, labelled_params(groups), strict=True)):
-        reasons = group.get("reasons") or []
-        if len(reasons) != len(params):
-            reasons = ["as given"] * len(params)
-        for (name, p), why in zip(params, reasons, strict=True):
+        for name, p in params:
             matrix, polar = _shape(p), "–"
             factors, factor_from = _factors(group, measured)
             if group["algorithm"] == "muon":
@@ -120,7 +156,7 @@ def routes_of(
                     factor_from=factor_from,
                     polar=polar,
                     role=group.get("role"),
-                    why=why,
+                    why=reasons.get(name, "as given"),
                     group=index,
                     parameters=p.numel(),
                 )
@@ -136,28 +172,6 @@ def _factors(group: Group, measured: Mapping[str, float | None]) -> tuple[tuple[
         return (), f"{PER_SIZE:g} × RMS, measured at the first step"
     is_measured = measured.get(group.get("name", "")) == factor
     return (factor,), f"{PER_SIZE:g} × RMS {factor / PER_SIZE:.3g}" if is_measured else ""
-
-
-def not_added(rows: Iterable[Route], groups: Sequence[Group]) -> tuple[Route, ...]:
-    """``rows`` of parameters in no group, without the parameters that were since added without a name.
-
-    This is for optimizers from a pickle, which do not know the model, so that only shapes can be
-    compared. If some, but fewer than all, of the rows of a shape may have been added, all of them stay,
-    and say so.
-    """
-    rows = tuple(rows)
-    waiting = Counter(row.shape for row in rows)
-    nameless = Counter(
-        tuple(p.shape)
-        for group in groups
-        for name, p in named_params(group)
-        if name.startswith(NAMELESS)
-    )
-    return tuple(
-        replace(row, why=f"{row.why}, unless added without a name") if nameless[row.shape] else row
-        for row in rows
-        if nameless[row.shape] < waiting[row.shape]
-    )
 
 
 def _polar(
@@ -200,3 +214,198 @@ def _title(algorithm: str) -> str:
 
 def _shape(p: Tensor) -> str:
     return "×".join(map(str, p.shape)) or "scalar"
+
+
+# --- the table as text
+
+
+def _terminal_width() -> int:
+    """The columns of the terminal, from 80 to 120; 120 where text is not printed to a terminal."""
+    if not sys.stdout.isatty():
+        return WIDTH
+    return max(NARROWEST_PAGE, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+
+
+def _printed(rows: Sequence[Route], width: int) -> str:
+    """The table of ``rows`` in lines of at most ``width`` characters, and the totals below it."""
+    width = max(width, NARROWEST)
+    notes: list[str] = []
+    table = [HEADER, *(_cells(each) for each in _collapse(rows))]
+    if _width(_widths(table)) > width:
+        table, notes = _with_notes(table, width)
+    return "\n".join([*_aligned(table, width), *notes, "", *_totals(rows)])
+
+
+def _collapse(rows: Sequence[Route]) -> list[tuple[str, int, Route]]:
+    """(pattern of names, count, one row) for each set of rows alike but for numbers in names."""
+    alike: dict[tuple[object, ...], list[Route]] = {}
+    for row in rows:
+        key = (NUMBER.sub("#", row.name), row.shape, row.matrix, row.polar, row.group, row.why)
+        alike.setdefault(key, []).append(row)
+    collapsed = []
+    for members in alike.values():
+        numbers = {tuple(NUMBER.findall(row.name)): row for row in members}
+        between = NUMBER.split(members[0].name)
+        for choice, count in _products(list(numbers)):
+            ranges = [_range(values) for values in choice]
+            name = between[0] + "".join(
+                part + text for part, text in zip(ranges, between[1:], strict=True)
+            )
+            first = numbers[tuple(values[0] for values in choice)]
+            collapsed.append((name, count, first))
+    return collapsed
+
+
+def _products(
+    tuples: Sequence[tuple[str, ...]],
+) -> list[tuple[tuple[tuple[str, ...], ...], int]]:
+    """A set of index tuples as a few products of index sets, each with its number of tuples.
+
+    Layers 0…11 with experts 0…7 in each are one product; if layer 3 has fewer, there are two.
+    """
+    if not tuples or not tuples[0]:
+        return [((), 1)]
+    rest: dict[str, list[tuple[str, ...]]] = {}
+    for indices in tuples:
+        rest.setdefault(indices[0], []).append(indices[1:])
+    firsts: dict[tuple[tuple[str, ...], ...], list[str]] = {}
+    for first, others in rest.items():
+        firsts.setdefault(tuple(others), []).append(first)
+    return [
+        ((tuple(values), *choice), len(values) * count)
+        for others, values in firsts.items()
+        for choice, count in _products(others)
+    ]
+
+
+def _range(values: Sequence[str]) -> str:
+    """``{0…5,7…11}``; a single value as it is."""
+    if len(values) == 1:
+        return values[0]
+    if any(value != str(int(value)) for value in values):  # zero-padded
+        return "{" + ",".join(values) + "}"
+    runs: list[list[int]] = []
+    for value in sorted(map(int, values)):
+        if runs and value == runs[-1][-1] + 1:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    spans = [f"{run[0]}…{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
+    return "{" + ",".join(spans) + "}"
+
+
+def _cells(collapsed: tuple[str, int, Route]) -> tuple[str, ...]:
+    name, count, row = collapsed
+    times = f" ×{count}" if count > 1 else ""
+    algorithm = row.algorithm if row.lr is None else f"{row.algorithm}, {_rate(row, row.lr)}"
+    return name + times, row.matrix, algorithm, row.polar, row.why
+
+
+def _rate(row: Route, lr: float) -> str:
+    """The learning rate of a row, and where it comes from."""
+    factors = ", ".join(f"{factor:.3g}" for factor in row.factors)
+    if not row.factors:
+        return f"lr × {row.factor_from}"
+    if not set(row.factors) - {1.0}:
+        return f"lr {lr:g}"
+    if row.algorithm == "Muon":
+        return f"lr {lr:g} × {factors}"
+    why = f", {row.factor_from}" if row.factor_from else ""
+    return f"{lr * row.factors[0]:.3g} = lr × {factors}{why}"
+
+
+def _widths(table: Sequence[Sequence[str]]) -> list[int]:
+    return [max(map(len, column)) for column in zip(*table, strict=True)]
+
+
+def _width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _with_notes(
+    table: Sequence[tuple[str, ...]], width: int
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """A table with a number in place of each polar map, and the lines that say what each number is."""
+    place = HEADER.index("polar map")
+    numbers: dict[str, str] = {}
+    for row in table[1:]:
+        if row[place] != "–":
+            numbers.setdefault(row[place], f"[{len(numbers) + 1}]")
+    rows = [(*row[:place], numbers.get(row[place], row[place]), *row[place + 1 :]) for row in table]
+    notes = [f"{number} {polar}" for polar, number in numbers.items()]
+    return rows, ["", *(line for note in notes for line in _folded(note, width))]
+
+
+def _aligned(table: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Lines at most ``width`` wide; long cells are folded and go on below, indented."""
+    widths = _fitted(table, width)
+    out = []
+    for row in table:
+        cells = [_folded(cell, each) for cell, each in zip(row, widths, strict=True)]
+        for parts in zip_longest(*cells, fillvalue=""):
+            padded = (part.ljust(each) for part, each in zip(parts, widths, strict=True))
+            out.append(GAP.join(padded).rstrip())
+    return out
+
+
+def _fitted(table: Sequence[Sequence[str]], width: int) -> Sequence[int]:
+    """The widths of the columns with which a table of ``width`` has the fewest lines.
+
+    Of equally long tables it takes the table in which the fewest sizes, rates and maps are folded, then
+    the fewest cells of any kind. Where none is narrow enough, every column is as narrow as it may be.
+    """
+    if _width(_widths(table)) <= width:
+        return _widths(table)
+    columns = [_choices(column) for column in zip(*table, strict=True)]
+    best = None
+    for choice in product(*columns):
+        widths = [each for each, _ in choice]
+        if _width(widths) > width:
+            continue
+        heights = [lines for _, lines in choice]
+        folds = [sum(lines) for lines in heights]
+        cost = (sum(map(max, zip(*heights, strict=True))), sum(folds[1:-1]), sum(folds))
+        if best is None or cost < best[0]:
+            best = (cost, widths)
+    return [column[0][0] for column in columns] if best is None else best[1]
+
+
+def _choices(column: Sequence[str]) -> list[tuple[int, tuple[int, ...]]]:
+    """The widths worth trying for a column, narrowest first, with the lines of each cell."""
+    found: dict[tuple[int, ...], int] = {}
+    widest = max(map(len, column))
+    for width in range(min(NARROWEST, widest), widest + 1):
+        found.setdefault(tuple(len(_folded(cell, width)) for cell in column), width)
+    return [(width, lines) for lines, width in found.items()]
+
+
+def _folded(cell: str, width: int) -> list[str]:
+    """``cell`` in pieces of at most ``width`` characters, cut after a space or before a dot if possible.
+
+    >>> _folded("transformer.h.{0…11}.mlp.weight ×12", 24)
+    ['transformer.h.{0…11}.mlp', '  .weight ×12']
+    """
+    lines = [""]
+    for piece in CUTS.split(cell):
+        if len((lines[-1] + piece).rstrip()) > width and lines[-1].strip():
+            lines.append(INDENT)
+        lines[-1] += piece
+        while len(lines[-1].rstrip()) > width:
+            lines[-1:] = [lines[-1][:width], INDENT + lines[-1][width:]]
+    return [line.rstrip() for line in lines]
+
+
+def _totals(rows: Sequence[Route]) -> list[str]:
+    """Parameters and tensors of each algorithm."""
+    everything = max(1, sum(row.parameters for row in rows))
+    lines = []
+    for title in dict.fromkeys(row.algorithm for row in rows):
+        own = [row for row in rows if row.algorithm == title]
+        count = sum(row.parameters for row in own)
+        tensors = f"in {len(own):,} tensor{'s' if len(own) > 1 else ''}"
+        lines.append((title, f"{count:,} parameters", tensors, f"{count / everything:.1%}"))
+    lengths = [max((len(line[i]) for line in lines), default=0) for i in range(4)]
+    return [
+        f"{a:<{lengths[0]}}  {b:>{lengths[1]}}  {c:<{lengths[2]}}  {d:>{lengths[3]}}"
+        for a, b, c, d in lines
+    ]
