@@ -47,10 +47,15 @@ def test_getting_started_runs_and_prints_its_table(monkeypatch: pytest.MonkeyPat
     tables: list[str] = []
     monkeypatch.setattr("builtins.print", lambda told: tables.append(_at_100_columns(told)))
     run_blocks("docs/start.md", {})
-    table, certificate = tables
-    assert table == shown[1]
-    gamma, nu = re.findall(r"print\(ps.certify.*# γ (\S+), (ν \S+)$", page, re.MULTILINE)[0]
-    assert re.fullmatch(rf"γ {gamma[:-1]}\d, {re.escape(nu)}", certificate)
+    assert tables == [shown[1]]
+
+
+def test_the_recipes_build_an_optimizer_and_a_schedule() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
+    namespace: dict[str, Any] = {"torch": torch, "ps": ps, "model": model, "steps": 10}
+    run_blocks("docs/recipes.md", namespace)
+    factor = namespace["scheduler"].lr_lambdas[0]
+    assert [round(factor(step), 2) for step in (0, 4, 7, 10)] == [1, 1, 0.53, 0.05]
 
 
 def _at_100_columns(told: object) -> str:
@@ -73,6 +78,7 @@ RUN_BY = {
     "docs/extending.md": "tests/test_extending.py",
     "docs/flops.md": "tests/lab/test_flops.py",
     "docs/precision.md": "tests/lab/test_low_precision.py",
+    "docs/recipes.md": "tests/test_docs.py",
     "docs/routing.md": "tests/optim/test_routing.py",
     "docs/start.md": "tests/test_docs.py",
     "docs/theory.md": "tests/theory/test_docs.py",
