@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.optim.sample_models import SmallGPT
+from tests.routing.sample_models import SmallGPT
 from tests.spectra import gaussian
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict

@@ -79,7 +79,7 @@ RUN_BY = {
     "docs/flops.md": "tests/lab/test_flops.py",
     "docs/precision.md": "tests/lab/test_low_precision.py",
     "docs/recipes.md": "tests/test_docs.py",
-    "docs/routing.md": "tests/optim/test_routing.py",
+    "docs/routing.md": "tests/routing/test_rules.py",
     "docs/start.md": "tests/test_docs.py",
     "docs/theory.md": "tests/theory/test_docs.py",
     "docs/tuning.md": "tests/lab/experiments/test_tune.py",

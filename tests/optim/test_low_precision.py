@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.optim.sample_models import SmallGPT
+from tests.routing.sample_models import SmallGPT
 from tests.spectra import gaussian
 from torch import Tensor, nn
 from torch.nn import Parameter

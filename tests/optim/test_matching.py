@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 import torch
-from tests.optim.sample_models import mlp
+from tests.routing.sample_models import mlp
 from tests.spectra import gaussian
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (

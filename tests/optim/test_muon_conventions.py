@@ -11,7 +11,7 @@ import weakref
 
 import pytest
 import torch
-from tests.optim.sample_models import mlp
+from tests.routing.sample_models import mlp
 from tests.spectra import gaussian
 from torch import nn
 from torch.optim import lr_scheduler as schedulers

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.optim.sample_models import mlp
 from tests.own_parts import sketched
+from tests.routing.sample_models import mlp
 from tests.spectra import gaussian
 from torch import Tensor
 

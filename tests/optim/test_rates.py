@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
-from tests.optim.sample_models import SmallGPT, mlp
+from tests.routing.sample_models import SmallGPT, mlp
 from tests.spectra import gaussian
 from torch import Tensor, nn
 from torch.nn import Parameter
@@ -310,17 +310,6 @@ def test_nothing_is_measured_at_a_rate_of_zero():
     one_rate(optimizer, 0.02)
     trained(optimizer, model, range(2, 3))
     assert factors(optimizer)["embedding"] == pytest.approx(7.5 * 0.3)
-
-
-def test_a_model_on_meta_is_measured_when_it_has_values():
-    with torch.device("meta"):
-        model = SmallGPT("untied")
-    optimizer = muon_for(model)
-    model.to_empty(device="cpu")
-    for p in model.parameters():
-        nn.init.constant_(p, 0.04)
-    trained(optimizer, model, range(1))
-    assert factors(optimizer)["head"] == pytest.approx(7.5 * 0.04)
 
 
 def test_a_checkpoint_goes_on_bit_for_bit(tmp_path):

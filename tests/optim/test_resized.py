@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.optim.sample_models import mlp
+from tests.routing.sample_models import mlp
 from torch import nn
 
 from polarstep import SGD, AdamW, muon_for

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.optim.sample_models import SmallGPT
+from tests.routing.sample_models import SmallGPT
 from tests.spectra import gaussian
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -12,8 +12,7 @@ polarstep keeps the sum C ← βC + G. Some of the others keep an average, B ←
 B/(1 − β). T(B) = T(C), but the next gradients must be added in C's units.
 """
 
-from polarstep.convert.formats import FORMATS, Format
-from polarstep.convert.hyperparameters import options
+from polarstep.convert.formats import FORMATS, Format, options
 from polarstep.convert.states import state_dict
 
 __all__ = ["FORMATS", "Format", "options", "state_dict"]

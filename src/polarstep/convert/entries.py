@@ -1,21 +1,27 @@
-"""The entries of a checkpoint: each of its parameters, with its name, its state and its group.
+"""The entries of a checkpoint, and which parameter of our optimizer each of them belongs to.
 
-:func:`entries_of` reads them from a ``state_dict()`` and refuses what cannot be converted whole.
+:func:`entries_of` reads the entries from a ``state_dict()`` and refuses what cannot be converted whole.
+A wrong match would give a parameter the momentum of another in silence. So :func:`indices` matches the
+parameters that the caller gives; else by name, if all have names; else by order, if no name contradicts
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from polarstep.convert.formats import FORMATS, Format, source_of
-from polarstep.groups import Group
+from polarstep.convert.formats import FORMATS, Format, check_checkpoint, source_of
+from polarstep.groups import Group, labelled_params
 from polarstep.matrix import Layout
+from polarstep.optimizer import Muon
+from polarstep.routing.anatomy import unwrapped
 
-__all__ = ["Entry", "check_checkpoint", "entries_of"]
+__all__ = ["Entry", "ParameterPlace", "entries_of", "indices", "places_of"]
 
 # Options that change the steps of an element-wise rule and that no rule here has, with remedies.
 WITHOUT = {"maximize": "negate the loss", "amsgrad": "to go on without the largest moments"}
@@ -95,22 +101,6 @@ def _names(group: Group) -> list[str | None]:
     return list(names) or [None] * len(keys)
 
 
-def check_checkpoint(theirs: object, several: str = "or a list of them") -> None:
-    """Raise if ``theirs`` is no ``state_dict()``; ``several``: what the error says about lists."""
-    if isinstance(theirs, Mapping) and {"state", "param_groups"} <= set(theirs):
-        return
-    only = (
-        f", only {', '.join(map(repr, list(theirs)[:6]))}"
-        if isinstance(theirs, dict) and theirs
-        else ""
-    )
-    raise TypeError(
-        f"theirs is a {type(theirs).__name__} without 'state' and 'param_groups'{only}: expected what "
-        f"state_dict() of the other optimizer returns, {several}; in a checkpoint of a whole run it is "
-        'one of the entries, as checkpoint["optimizer"]'
-    )
-
-
 def _check_direction(group: Group) -> None:
     """Raise for options that change the steps of an element-wise rule, and that no rule has here."""
     for option, remedy in WITHOUT.items():
@@ -144,3 +134,103 @@ def _check_keys(theirs: Mapping[str, Any]) -> None:
             "or every momentum would start anew; if a file format as JSON has turned numbers into "
             "strings, turn them back"
         )
+
+
+# --- matching
+
+
+class ParameterPlace(NamedTuple):
+    """One parameter of our optimizer."""
+
+    name: str
+    param: Tensor
+    group: Group
+
+    @property
+    def is_for_muon(self) -> bool:
+        """Whether Muon updates the parameter, and no elementwise rule."""
+        return bool(self.group["algorithm"] == "muon")
+
+
+def places_of(optimizer: Muon) -> list[ParameterPlace]:
+    """All parameters of our optimizer, in the order in which its ``state_dict()`` numbers them."""
+    labelled = zip(optimizer.param_groups, labelled_params(optimizer.param_groups), strict=True)
+    return [ParameterPlace(name, p, group) for group, named in labelled for name, p in named]
+
+
+def indices(
+    entries: Sequence[Entry], places: Sequence[ParameterPlace], params: Iterable[Tensor] | None
+) -> list[int]:
+    """For each entry the index of its place."""
+    if params is not None:
+        return _of_given(list(params), len(entries), places)
+    names = [entry.name for entry in entries if entry.name is not None]
+    if not entries or len(names) < len(entries):
+        return _by_order(entries, places, "")
+    by_name = _by_names(names, places)
+    if by_name is not None:
+        return by_name
+    return _by_order(entries, places, f" ({_obstacle(names, places)}, so names do not match them)")
+
+
+def _of_given(params: Sequence[Tensor], count: int, places: Sequence[ParameterPlace]) -> list[int]:
+    """The places of the caller's ``params``, one for each of ``count`` entries."""
+    index = {id(place.param): i for i, place in enumerate(places)}
+    unknown = [i for i, p in enumerate(params) if id(p) not in index]
+    distinct = len({id(p) for p in params})
+    if unknown or not distinct == len(params) == count:
+        what = f"{distinct} different params"
+        if distinct == count:
+            what = f"{len(params)} params, some of them twice"
+        if unknown:
+            what = f"params[{unknown[0]}] is not in the optimizer"
+        raise ValueError(
+            f"{what}: expected the {count} parameters of the checkpoint, each of them in the "
+            "optimizer; leave out no parameter, and make the optimizer of the same model"
+        )
+    return [index[id(p)] for p in params]
+
+
+def _by_names(names: Sequence[str], places: Sequence[ParameterPlace]) -> list[int] | None:
+    """The places of these names, with or without prefixes of wrappers; ``None`` if a name has none."""
+    for called in (str, unwrapped):
+        index = {called(place.name): i for i, place in enumerate(places)}
+        found = [index[called(name)] for name in names if called(name) in index]
+        if len(set(found)) == len(names):
+            return found
+    return None
+
+
+def _obstacle(names: Sequence[str], places: Sequence[ParameterPlace]) -> str:
+    """What keeps :func:`_by_names` from a place for each of these names, for errors."""
+    known = {unwrapped(place.name) for place in places}
+    for name in names:
+        if unwrapped(name) not in known:
+            return f"the optimizer has no {name!r}"
+    times = Counter(map(unwrapped, names))
+    return f"{next(name for name in names if times[unwrapped(name)] > 1)!r} is there twice"
+
+
+def _by_order(entries: Sequence[Entry], places: Sequence[ParameterPlace], why: str) -> list[int]:
+    """All places, in their order. ``why``: what errors say about names that did not match."""
+    if len(entries) != len(places):
+        raise ValueError(
+            f"the checkpoint has {len(entries)} parameters and the optimizer {len(places)}{why}: "
+            "expected as many, in the same order; give params= in the order of the other optimizer's "
+            "groups, or a list of checkpoints if the other run had two optimizers"
+        )
+    if any("role" in place.group for place in places):
+        without = f"names{why}" if why else "no names of parameters"
+        raise ValueError(
+            f"the checkpoint has {without}, and muon_for has put them in an order of its "
+            "own: expected params=, the parameters in the order of the other optimizer's groups"
+        )
+    index = {unwrapped(place.name): i for i, place in enumerate(places)}
+    for i, entry in enumerate(entries):
+        if entry.name is not None and index.get(unwrapped(entry.name), i) != i:
+            raise ValueError(
+                f"{entry.name!r} is number {i} in the checkpoint and number "
+                f"{index[unwrapped(entry.name)]} in the optimizer{why}: expected the same names, or "
+                "the same order; give params= in the order of the other optimizer's groups"
+            )
+    return list(range(len(places)))

@@ -1,17 +1,22 @@
-"""The formats of checkpoints: what each optimizer keeps, and by which options its groups are recognized.
+"""The formats of checkpoints: what each optimizer keeps, and what its options say of its steps.
 
 :data:`FORMATS` has an entry for each optimizer that can be read; :func:`source_of` finds a group's
-format.
+format, and :func:`options` returns the hyperparameters of a checkpoint's Muon, as arguments of
+:class:`polarstep.Muon`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from polarstep.groups import Group
+import torch
 
-__all__ = ["FORMATS", "Format", "option_of", "source_of"]
+from polarstep.groups import Group
+from polarstep.maps import NewtonSchulz
+
+__all__ = ["FORMATS", "Format", "check_checkpoint", "option_of", "options", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -119,3 +124,185 @@ def option_of(group: Group, key: str, source: str) -> Any:
             f"format {source!r}; leave source= out, or name another of {', '.join(FORMATS)}"
         )
     return group[key]
+
+
+def check_checkpoint(theirs: object, several: str = "or a list of them") -> None:
+    """Raise if ``theirs`` is no ``state_dict()``; ``several``: what the error says about lists."""
+    if isinstance(theirs, Mapping) and {"state", "param_groups"} <= set(theirs):
+        return
+    only = (
+        f", only {', '.join(map(repr, list(theirs)[:6]))}"
+        if isinstance(theirs, dict) and theirs
+        else ""
+    )
+    raise TypeError(
+        f"theirs is a {type(theirs).__name__} without 'state' and 'param_groups'{only}: expected what "
+        f"state_dict() of the other optimizer returns, {several}; in a checkpoint of a whole run it is "
+        'one of the entries, as checkpoint["optimizer"]'
+    )
+
+
+# --- hyperparameters
+
+JORDAN = (3.4445, -4.775, 2.0315)
+# Options by which the Muon of other libraries is recognized. These keep momentum as torch and
+# KellerJordan do, but their scales, coefficients and weight decay have names or meanings of their own.
+UNREAD = {"conv_mode": "timm", "use_adjusted_lr": "pytorch_optimizer"}
+
+
+@dataclass(frozen=True)
+class _Refusal:
+    """An option that changes the steps of a format's Muon and that ours lacks, and what to do."""
+
+    option: str
+    harmless: tuple[object, ...]  # the values with which it changes nothing
+    remedy: str
+
+
+@dataclass(frozen=True)
+class _Steps:
+    """What the options of a format say of a step, in the names of :class:`polarstep.Muon`."""
+
+    scales: Mapping[str | None, str]  # our shape_scale by the value of scaled_by
+    scaled_by: str | None = None  # the option with the scale; None: always scales[None]
+    optional: bool = (
+        False  # whether a group may lack the option scaled_by, which then counts as None
+    )
+    polar: NewtonSchulz | None = None  # None: by the group's ns_steps and ns_coefficients
+    refusals: tuple[_Refusal, ...] = ()
+
+
+CUT = (
+    "expected matrices that are not cut; make a group with split_sizes=, or give muon_for its splits, "
+    "and convert the state alone"
+)
+STEPS: dict[str, _Steps] = {
+    "torch": _Steps(
+        {None: "spectral", "original": "spectral", "match_rms_adamw": "rms"},
+        scaled_by="adjust_lr_fn",
+        optional=True,
+    ),
+    "keller": _Steps({None: "spectral"}),
+    "keller-2024": _Steps({None: "spectral"}),
+    "moonlight": _Steps({None: "rms"}),
+    "dion": _Steps(
+        {"spectral_norm": "fan-ratio", "rms_norm": "rms", None: "none"},
+        scaled_by="adjust_lr",
+        polar=NewtonSchulz(5, "polar-express"),
+        refusals=(
+            _Refusal(
+                "cautious_wd",
+                (None, False),
+                "expected plain weight decay, which Muon here has; set weight_decay by hand and convert "
+                "the state alone",
+            ),
+            _Refusal("num_heads", (None, 1), CUT),
+            _Refusal("split_sizes", (None,), CUT),
+        ),
+    ),
+}
+
+
+def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str, Any]:
+    """The arguments of :class:`polarstep.Muon` and :func:`polarstep.muon_for` for a checkpoint's Muon.
+
+    Args:
+        theirs: the ``state_dict()`` of the other optimizer.
+        source: a name in :data:`FORMATS`; by default found from the keys of the groups.
+
+    >>> W = torch.nn.Parameter(torch.eye(3))
+    >>> theirs = torch.optim.Muon([W], lr=0.02, weight_decay=0.1).state_dict()
+    >>> for option, value in options(theirs).items():
+    ...     print(option, value)
+    lr 0.02
+    momentum 0.95
+    nesterov True
+    weight_decay 0.1
+    shape_scale spectral
+    polar NewtonSchulz(steps=5, coefficients='jordan', delta='frobenius', dtype=None, form='auto')
+    transform None
+    """
+    check_checkpoint(theirs, "of several optimizers give Muon's")
+    groups = [group for group in theirs["param_groups"] if _has_muons_options(group, theirs)]
+    found = [_options(group, source) for group in groups]
+    if not found:
+        raise ValueError(
+            "no group of the checkpoint is updated by Muon: expected the state_dict() of a Muon "
+            "optimizer; for AdamW's alone keep torch.optim.AdamW"
+        )
+    for other in found[1:]:
+        for key, value in other.items():
+            if value != found[0][key]:
+                raise ValueError(
+                    f"groups of the checkpoint have {key}={found[0][key]!r} and {value!r}: expected the "
+                    "same for all; make groups of your own, and convert the state alone"
+                )
+    return found[0]
+
+
+def _has_muons_options(group: Group, theirs: Mapping[str, Any]) -> bool:
+    """Whether the options of a group are Muon's, for some of its parameters at least.
+
+    Some groups name their rule. Other groups are Muon's if they have an option ``momentum``, and states
+    of Muon or none at all.
+    """
+    if "use_muon" in group:
+        return bool(group["use_muon"])
+    if "algorithm" in group:
+        return bool(group["algorithm"] == "muon")
+    states = [theirs["state"].get(key, {}) for key in group["params"]]
+    of_muon = any("momentum_buffer" in s or s.get("use_muon") for s in states)
+    return "momentum" in group and (of_muon or not any(states))
+
+
+def _options(group: Group, source: str | None) -> dict[str, Any]:
+    """The options of one group of Muon's."""
+    name = source_of(group, source)
+    its = FORMATS[name]
+    for option in UNREAD.keys() & group.keys():
+        raise ValueError(
+            f"the checkpoint is of {UNREAD[option]}'s Muon, by its option {option}: expected one of "
+            f"{', '.join(FORMATS)}, whose options are read here; make the optimizer with options of "
+            "your own, and convert the state alone"
+        )
+    for each in STEPS[name].refusals:
+        if (value := group.get(each.option)) not in each.harmless:
+            raise ValueError(f"{each.option}={value} in the checkpoint: {each.remedy}")
+    scale = _scale(group, name)
+    # The Muon of 2024 had no weight decay at all.
+    decays = any(each.weight_decay in group for each in FORMATS.values())
+    return {
+        "lr": _number(option_of(group, "lr", name)),
+        "momentum": option_of(group, its.beta, name),
+        "nesterov": group.get("nesterov", True),
+        "weight_decay": _number(option_of(group, its.weight_decay, name)) if decays else 0.0,
+        "shape_scale": scale,
+        "polar": STEPS[name].polar or _newton_schulz(group),
+        "transform": None,
+    }
+
+
+def _scale(group: Group, source: str) -> str:
+    """Our ``shape_scale`` for the steps of a group."""
+    its = STEPS[source]
+    if its.scaled_by is None:
+        return its.scales[None]
+    asked = group.get(its.scaled_by) if its.optional else option_of(group, its.scaled_by, source)
+    if asked not in its.scales:
+        raise ValueError(
+            f"{its.scaled_by}={asked!r} in the checkpoint: expected one of "
+            f"{', '.join(map(repr, its.scales))}; make the optimizer with a shape_scale of your own, "
+            "and convert the state alone"
+        )
+    return its.scales[asked]
+
+
+def _newton_schulz(group: Group) -> NewtonSchulz:
+    """The polar map of a group that may name its steps and coefficients."""
+    steps, coefficients = group.get("ns_steps", 5), tuple(group.get("ns_coefficients", JORDAN))
+    return NewtonSchulz(steps, "jordan" if coefficients == JORDAN else (coefficients,))
+
+
+def _number(value: Any) -> Any:
+    """``value`` as a number. dion has it as a tensor, which a scheduler would write to in place."""
+    return value.item() if isinstance(value, torch.Tensor) else value

@@ -7,7 +7,7 @@ import re
 
 import pytest
 import torch
-from tests.optim.sample_models import Bag, Block, mlp
+from tests.routing.sample_models import Bag, Block, mlp
 from torch import nn
 
 from polarstep import AdamW, LowRank, Muon, muon_for

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.optim.sample_models import WIDTH, Bag, SmallGPT, roles
+from tests.routing.sample_models import WIDTH, Bag, SmallGPT, roles
 from tests.spectra import gaussian
 from torch import Tensor, nn
 from torch.nn import Parameter

@@ -6,7 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tests.optim.sample_models import VOCABULARY, WIDTH, Bag, Block, SmallGPT, mlp, roles, with_role
+from tests.routing.sample_models import (
+    VOCABULARY,
+    WIDTH,
+    Bag,
+    Block,
+    SmallGPT,
+    mlp,
+    roles,
+    with_role,
+)
 from torch import nn
 from torch.nn.utils import parametrizations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.optim.sample_models import VOCABULARY, Bag, Block, SmallGPT, mlp
+from tests.routing.sample_models import VOCABULARY, Bag, Block, SmallGPT, mlp
 from torch import Tensor, nn
 
 import polarstep

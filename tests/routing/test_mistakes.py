@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 import torch
-from tests.optim.sample_models import mlp
+from tests.routing.sample_models import mlp
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from polarstep import Muon, muon_for

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from tests.optim.sample_models import Bag
+from tests.routing.sample_models import Bag
 from tests.spectra import gaussian
 from torch import Tensor, nn
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from tests.forking import fork
-from tests.optim.sample_models import Bag, SmallGPT, mlp
 from tests.processes import PATIENCE
+from tests.routing.sample_models import Bag, SmallGPT, mlp
 from tests.spectra import gaussian
 from torch import nn
 from torch.nn import Parameter
