@@ -367,8 +367,8 @@ def heads_table(folder: Path) -> str:
     return markdown(dict.fromkeys(columns, "left"), list(heads.rows()))
 
 
-def received_table(ledger: Path) -> str:
-    """Megabytes that a rank receives in a step for each map and shape, by the formulas of the ledger."""
+def received_table(plans: Path) -> str:
+    """Megabytes that a rank receives in a step for each map and shape, by the formulas of the plans."""
     titles = [f"{count} × {m}×{n}" if m != n else f"{count} × {m}²" for count, m, n in SHAPES]
     rows = [
         [name, *(f"{received(polar, *shape) / MIB:.2f} MiB" for shape in SHAPES)]

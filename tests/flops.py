@@ -11,6 +11,11 @@ from torch.utils.flop_counter import flop_registry
 __all__ = ["Flops"]
 
 
+aten = torch.ops.aten
+# Products that torch's registry knows under another name only.
+IN_PLACE = {aten.baddbmm_: aten.baddbmm, aten.addmm_: aten.addmm}
+
+
 class Flops(TorchDispatchMode):
     """``total`` is the number of FLOPs of all products within the context.
 
@@ -24,7 +29,8 @@ class Flops(TorchDispatchMode):
         self.total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        formula = flop_registry.get(func.overloadpacket)
+        product = func.overloadpacket
+        formula = flop_registry.get(IN_PLACE.get(product, product))
         if formula is None:
             return func(*args, **(kwargs or {}))
         if not kwargs and args[-1].dtype == torch.bfloat16:

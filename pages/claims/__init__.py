@@ -23,7 +23,7 @@ by subject:
     theory      γ, the noise of gradients, and rates
     embedding   the rate of the embedding, on a toy GPT
     rms_rates   AdamW's rate with ``shape_scale="rms"``, on a toy GPT
-    ranks       bytes and products of steps on many ranks, by the ledger
+    ranks       bytes and products of steps on many ranks, by formulas
     flops       what the ledger leaves unexplained of the paper's counts
     fuzzer      the recorded run of the fuzzer
     memory      what an optimizer keeps, and what a large parameter needs

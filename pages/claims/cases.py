@@ -11,7 +11,7 @@ from pages.claims.words import claim
 from pages.records.costs import AUTO, BETWEEN, FULL_SPACE, SIXTH, steps
 from pages.records.maps import at_chosen
 from pages.records.quality import BASE, million_tokens, quality
-from polarstep.ranks import ledger
+from polarstep.ranks import plans
 from polarstep.transforms import followed
 
 RANKS = 8
@@ -111,14 +111,14 @@ def mebibytes(polar: ps.PolarMap, transform: ps.Transform | None = None) -> floa
     received = 0.0
     for count, m, n in GPT:
         its = followed(polar.on(m, n, torch.device("cuda")), transform)
-        shared = ledger.SharedMatrices(m, n, count, RANKS)
-        received += ledger.bytes_received("owner", shared, its)
+        shared = plans.SharedMatrices(m, n, count, RANKS)
+        received += plans.bytes_received("owner", shared, its)
     return received / MIB
 
 
 @claim
 def case_of_many_ranks() -> str:
-    """What a rank of eight receives in a step, by the ledger, and how much a gathering of weights is."""
+    """What a rank of eight receives in a step, by formulas, and how much a gathering of weights is."""
     hidden = sum(count * m * n for count, m, n in GPT)
     weights = (RANKS - 1) / RANKS * hidden * 2 / MIB
     return (

@@ -1,6 +1,6 @@
-"""What a step on many ranks sends and computes, by the ledger's formulas, and where the code has limits.
+"""What a step on many ranks sends and computes, by formulas, and where the code has limits.
 
-Nothing here was measured: the numbers follow from the package. ``tests/ranks/test_ledger.py``
+Nothing here was measured: the numbers follow from the package. ``tests/ranks/test_plans.py``
 counts the bytes and products of real steps against the same formulas.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import polarstep as ps
 from pages.claims.words import claim
 from polarstep.engines.replay import LARGEST_BUCKET
-from polarstep.ranks import ledger
+from polarstep.ranks import plans
 
 RANKS = 4
 SHAPES = ((8, 512, 512), (4, 2048, 512), (4, 512, 2048))  # (count, m, n)
@@ -23,16 +23,16 @@ MIB = 2**20
 
 def received(polar: ps.PolarMap, count: int, m: int, n: int, itemsize: int = 2) -> float:
     """Bytes that a rank receives, by default with M and T in bfloat16."""
-    shared = ledger.SharedMatrices(m, n, count, RANKS)
-    return ledger.bytes_received("owner", shared, polar, itemsize=itemsize)
+    shared = plans.SharedMatrices(m, n, count, RANKS)
+    return plans.bytes_received("owner", shared, polar, itemsize=itemsize)
 
 
 @claim
 def share_of_products() -> str:
     """The products of a rank over those of one process, at most, for the table of bytes."""
     most = max(
-        ledger.flops_per_rank("owner", ledger.SharedMatrices(m, n, count, RANKS), polar, step=0)
-        / ledger.whole_flops(m, n, count, polar, step=0)
+        plans.flops_per_rank("owner", plans.SharedMatrices(m, n, count, RANKS), polar)
+        / (count * polar.flops(m, n))
         for polar in MAPS.values()
         for count, m, n in SHAPES
     )

@@ -34,8 +34,8 @@ from polarstep.matrix import Layout as MatrixLayout
 from polarstep.misnamed import with_known_names
 from polarstep.names import named_uniquely, with_names
 from polarstep.options import complete
-from polarstep.ranks.ledger import AskedPlan
 from polarstep.ranks.over_ranks import StepOverRanks
+from polarstep.ranks.plans import AskedPlan
 from polarstep.ranks.step import Distribution
 from polarstep.ranks.unstarted import Arrivals, has_ranks
 from polarstep.rates import measure, measured_factor, to_be_measured

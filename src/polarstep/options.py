@@ -27,7 +27,7 @@ from polarstep.groups import PER_PARAMETER, Group, Nonfinite, Rounding, check_pa
 from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
 from polarstep.misnamed import REMEDIES, SYNONYMS
-from polarstep.ranks.ledger import check_plan
+from polarstep.ranks.plans import check_plan
 from polarstep.scaling import resolve_scale
 from polarstep.transforms import Transform
 

@@ -104,6 +104,24 @@ def counted(
     return found, flops.total, str(optimizer.routes)
 
 
+def no_tiles() -> bool:
+    """Products in float32 take all entries of a symmetric product."""
+    return False
+
+
+@mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
+def flops_of_one(m: int, n: int, polar: ps.PolarMap, at: int = 1) -> int:
+    """FLOPs of the products of a matrix's step ``at`` in one process, as torch counts them."""
+    p = nn.Parameter(torch.randn(m, n, generator=rng.generator("one")))
+    p.grad = p.detach().clone()
+    optimizer = ps.Muon([p], lr=0.1, polar=polar)
+    for _ in range(at):
+        optimizer.step()
+    with Flops() as flops:
+        optimizer.step()
+    return flops.total
+
+
 def order(plan: str) -> list[str]:
     """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
     mesh = mesh_of("cpu", (dist.get_world_size(),))
@@ -173,11 +191,6 @@ def carrying_cases() -> list[tuple[str, str, str]]:
     """Plan, map and shape of the cases of deflated maps, whose carries travel with M and T."""
     shapes = ("small tall", "small wide")
     return [(p, name, s) for p in ("owner", "replicated") for name in CARRYING for s in shapes]
-
-
-def no_tiles() -> bool:
-    """The ledger counts products in float32."""
-    return False
 
 
 @mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)

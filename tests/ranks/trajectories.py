@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import polarstep as ps
 from polarstep import rng
 from polarstep.maps import Warm
-from polarstep.ranks.ledger import PLANS
+from polarstep.ranks.plans import PLANS
 
 __all__ = ["MAPS", "PLANS", "SIZES", "WAYS", "Networks", "cases", "main", "maps_of", "reference"]
 

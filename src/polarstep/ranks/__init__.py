@@ -4,7 +4,7 @@ The upper half is a step of shares. It imports the step of one process, polarste
 imported by the optimizer above that. To read it from the top:
 
 step         runs all buckets, the communication of one beside the arithmetic of another
-plans        which plan the matrices of a parameter take:
+plans        the table of plans, what they cost, and which one a parameter takes:
   local        "local": the step of one process, on whole matrices that lie on this rank
   owner        "owner" and "replicated": one rank computes a matrix; M's parts go there, T's come back
     spread       each rank's parts of the matrices, and which rank owns which
@@ -18,7 +18,6 @@ parts:
 
 status       what ranks agree on before a step: gradients, and errors
 copies       plain parameters that should be alike on all ranks, and are not
-ledger       bytes and FLOPs of every plan, as formulas
 gather       the plan "gather": every rank gathers whole matrices, and computes all of them
 layout       where the parts of a parameter lie, read once from its mesh and placements
 collectives  all-to-all, all-gather, and where ranks meet on the host

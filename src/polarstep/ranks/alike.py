@@ -17,7 +17,7 @@ from polarstep.checked_values import is_number
 from polarstep.checkpoints.plain import encoded
 from polarstep.elementwise_rule import ELEMENTWISE, options_of
 from polarstep.groups import Group
-from polarstep.ranks.ledger import AskedPlan
+from polarstep.ranks.plans import AskedPlan
 from polarstep.ranks.status import Options
 
 __all__ = ["GroupOptions"]

@@ -25,10 +25,10 @@ from torch import Tensor
 from polarstep.bucket import Member
 from polarstep.engines.torch import Target
 from polarstep.maps import Draw, MapState, Polar
-from polarstep.ranks import carries, collectives, ledger
+from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout
 from polarstep.ranks.owned_graph import OwnedGraphs
-from polarstep.ranks.plans import wire_dtype
+from polarstep.ranks.plans import factor_width, wire_dtype
 from polarstep.ranks.spread import Part, Spread
 from polarstep.scaling import at_assumed_norm
 from polarstep.state import State, carried_dtype
@@ -60,7 +60,7 @@ class Trip:
             for j in self.owned
         }
         its = bucket.signature
-        self.width = ledger.factor_width(its.polar)
+        self.width = factor_width(its.polar)
         self.dtype = wire_dtype(its.polar, its.dtype, its.device)  # of numbers on the way
         # Whether every rank has all of M and needs all of T, as where parameters are copies.
         self.copied = all(layout.cut == () for layout in bucket.layouts)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from polarstep.bucket import Member, Signature, in_parts
-from polarstep.ranks import ledger
 from polarstep.ranks.layout import Layout, Piece
 
 __all__ = ["Part", "Spread", "balanced", "part_of"]
@@ -133,4 +132,4 @@ def balanced(buckets: Sequence[Spread]) -> list[list[int]]:
 
 def _cost(bucket: Spread) -> float:
     its = bucket.signature
-    return float(ledger.product_flops(its.polar, its.m, its.n))
+    return float(its.polar.flops(its.m, its.n))

@@ -20,17 +20,19 @@ from polarstep.engines.torch import Target, apply_updates
 from polarstep.groups import Group, view_of
 from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
-from polarstep.ranks.ledger import (
-    AUTO,
-    BY_OWNERS,
-    AskedPlan,
-    Plan,
-    check_plan,
-)
 from polarstep.ranks.local import LocalState, localized
 from polarstep.ranks.owned_graph import OwnedGraphs
 from polarstep.ranks.owner import Trip
-from polarstep.ranks.plans import Choice, asked_of, chosen_plan
+from polarstep.ranks.plans import (
+    AUTO,
+    BY_OWNERS,
+    AskedPlan,
+    Choice,
+    Plan,
+    asked_of,
+    check_plan,
+    chosen_plan,
+)
 from polarstep.ranks.resting import let_parts_rest
 from polarstep.ranks.spread import Part, Spread, balanced
 from polarstep.state import (

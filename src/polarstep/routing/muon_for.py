@@ -26,7 +26,7 @@ from polarstep.matrix import Layout
 from polarstep.misnamed import check_arguments, with_known_names
 from polarstep.optimizer import Muon
 from polarstep.options import check_lr
-from polarstep.ranks.ledger import AskedPlan
+from polarstep.ranks.plans import AskedPlan
 from polarstep.routing.anatomy import dissect, innermost
 from polarstep.routing.choices import Choices, Matcher, Parts, Routed, Target, check_shaped, is_muon
 from polarstep.routing.origin import Origin

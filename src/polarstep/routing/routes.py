@@ -29,9 +29,8 @@ from polarstep.groups import (
     view_of,
 )
 from polarstep.ranks.layout import local
-from polarstep.ranks.ledger import BY_OWNERS
 from polarstep.ranks.owned_graph import can_replay
-from polarstep.ranks.plans import Choice
+from polarstep.ranks.plans import BY_OWNERS, Choice
 from polarstep.rates import PER_SIZE
 from polarstep.state import is_compensated, stored_dtype
 

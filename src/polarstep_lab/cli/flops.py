@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polarstep.ranks.ledger import PLANS
+from polarstep.ranks.plans import PLANS
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.flops import (
     METHODS,

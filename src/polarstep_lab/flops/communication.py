@@ -1,6 +1,6 @@
 """What a step of Muon costs each of N ranks, plan by plan: bytes received and FLOPs.
 
-The formulas are those of :mod:`polarstep.ranks.ledger`. This module says how a workload lies on
+The formulas are those of :mod:`polarstep.ranks.plans`. This module says how a workload lies on
 a mesh, which plans the mesh allows, and which plan each shape takes. Costs are those on GPUs: M and T
 are sent in bfloat16; today's ``gather`` sends M in float32. Only Muon's matrices are counted, and only
 the optimizer's own step: the gradients are exchanged before it, by DDP or FSDP2.
@@ -14,9 +14,14 @@ from typing import Literal
 
 from polarstep import LowRank, NewtonSchulz
 from polarstep.maps import PolarMap
-from polarstep.ranks import ledger
-from polarstep.ranks.ledger import Plan, SharedMatrices, Side
-from polarstep.ranks.plans import FLOPS_PER_BYTE
+from polarstep.ranks.plans import (
+    FLOPS_PER_BYTE,
+    Plan,
+    SharedMatrices,
+    Side,
+    bytes_received,
+    flops_per_rank,
+)
 from polarstep_lab.flops.workload import CIFAR10, EIGHT_B, NANOGPT, Workload
 
 __all__ = [
@@ -152,15 +157,12 @@ def _cost(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> RankCost:
     copies = mesh.ranks // mesh.shards
     shared = SharedMatrices(its.m, its.n, its.count, mesh.ranks, side, copies)
     size = STATE if plan == "gather" else WIRE
-    nbytes = ledger.bytes_received(plan, shared, polar, itemsize=size)
-    # With whole copies, local means that every rank computes everything.
-    if plan == "local":
-        return RankCost(nbytes, ledger.whole_flops(its.m, its.n, its.count, polar))
-    return RankCost(nbytes, ledger.flops_per_rank(plan, shared, polar))
+    nbytes = bytes_received(plan, shared, polar, itemsize=size)
+    return RankCost(nbytes, flops_per_rank(plan, shared, polar))
 
 
 def _price(plan: Plan, its: Stored, polar: PolarMap, mesh: Mesh) -> float:
     """What the optimizer compares: FLOPs of an even share, plus bytes in FLOPs of the same time."""
-    whole = ledger.whole_flops(its.m, its.n, its.count, polar)
+    whole = its.count * polar.flops(its.m, its.n)
     dividing = {"local": 1, "gather": 1}.get(plan, mesh.ranks)
     return whole / dividing + FLOPS_PER_BYTE["cuda"] * _cost(plan, its, polar, mesh).nbytes
