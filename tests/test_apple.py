@@ -17,7 +17,7 @@ from tests.spectra import gaussian, matrix
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep import float64, ops, rng
+from polarstep import numerics, ops, rng
 from polarstep.certificate import Monitor, certified, cheap_certificate
 from polarstep.certificate.exact import update_ratio
 from polarstep.numerics import (
@@ -225,7 +225,7 @@ def test_where_there_is_float64(monkeypatch):
         assert has_float64(torch.device(kind)) == has
         assert widest(torch.device(kind)) == (torch.float64 if has else torch.float32)
     for told, has in (({"has_fp64": True}, True), ({"has_fp64": False}, False), ({}, True)):
-        monkeypatch.setattr(float64, "_INTELS", {})
+        monkeypatch.setattr(numerics, "_INTELS", {})
         monkeypatch.setattr(torch.xpu, "get_device_capability", lambda _, told=told: told)
         assert has_float64(torch.device("xpu", 0)) == has
     with Apple():

@@ -14,7 +14,7 @@ from torch.nn import Parameter
 
 import polarstep as ps
 import polarstep_lab.axes as ablation_axes
-from polarstep.groups import ELEMENTWISE
+from polarstep.others import ELEMENTWISE
 from polarstep_lab.axes import apply_axis
 from polarstep_lab.methods import METHODS
 from polarstep_lab.recipes import RECIPES, resolve

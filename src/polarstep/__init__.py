@@ -14,11 +14,10 @@ PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your o
 
 from polarstep import convert
 from polarstep.certificate import Certificate, certify
-from polarstep.elementwise import SGD, AdamW
-from polarstep.elementwise_rule import Elementwise
 from polarstep.maps import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.maps.sketches import Gaussian, Kaczmarz, Sketch
 from polarstep.optimizer import Muon
+from polarstep.others import SGD, AdamW, Elementwise
 from polarstep.routing.muon_for import muon_for
 from polarstep.transforms import NormalizedRows, Transform
 

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from polarstep.elementwise_rule import ELEMENTWISE
 from polarstep.flattened import check_whole
 from polarstep.matrix import MatrixView
-from polarstep.scaling import resolve_scale
+from polarstep.rates import resolve_scale
 
 __all__ = [
-    "ELEMENTWISE",
     "NAMELESS",
     "PER_PARAMETER",
     "Group",

@@ -17,7 +17,6 @@ from polarstep.bucket import Draws, PolarHook
 from polarstep.checkpoints.checkpoint import Checkpointed
 from polarstep.context import inference_mode_off, not_compiled, numeric_context, on_device
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.elementwise_rule import ELEMENTWISE
 from polarstep.engines.replay import ReplayedStep
 from polarstep.given import listed_group, listed_params
 from polarstep.groups import Group, Nonfinite, Rounding, check_new, check_params
@@ -34,17 +33,16 @@ from polarstep.matrix import Layout as MatrixLayout
 from polarstep.misnamed import with_known_names
 from polarstep.names import named_uniquely, with_names
 from polarstep.options import complete
+from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.over_ranks import StepOverRanks
 from polarstep.ranks.plans import AskedPlan
 from polarstep.ranks.step import Distribution
 from polarstep.ranks.unstarted import Arrivals, has_ranks
-from polarstep.rates import measure, measured_factor, to_be_measured
+from polarstep.rates import ShapeScale, measure, measured_factor, to_be_measured
 from polarstep.routing.choices import Routed
 from polarstep.routing.origin import Origin, split_by_rule
 from polarstep.routing.routes import Routes, routes_of
-from polarstep.scaling import ShapeScale
 from polarstep.stepping.collect import Work
-from polarstep.stepping.elementwise_step import prepare_elementwise, step_elementwise
 from polarstep.transforms import Transform
 
 __all__ = ["Muon"]
@@ -90,7 +88,7 @@ class Muon(Checkpointed):
             ``"rms"`` is 0.2·√max(m, n) for maps in full space. For sketched maps, which compute ‖T‖_F,
             it is 0.2·√(mn)/‖T‖_F, but at most 0.6·√(mn/ℓ), since momentum of few directions would
             otherwise take very long steps. The RMS is smaller where ‖T‖²_F < ℓ/9, and in full space
-            where some singular values are not lifted to one (:mod:`polarstep.scaling` has
+            where some singular values are not lifted to one (:mod:`polarstep.rates` has
             figures).
         layout: how tensors are matrices (:meth:`polarstep.matrix.MatrixView.of`): ``"conv"``,
             ``"stack"``, ``"transposed"`` for weights stored inputs × outputs, or ``"auto"``.

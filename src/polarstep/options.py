@@ -21,14 +21,13 @@ from polarstep.checked_values import (
     is_integer,
     is_number,
 )
-from polarstep.elementwise import WITHOUT_DECAY
-from polarstep.elementwise_rule import ELEMENTWISE, RESERVED, defaults_of, options_of
 from polarstep.groups import PER_PARAMETER, Group, Nonfinite, Rounding, check_params
 from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
 from polarstep.misnamed import REMEDIES, SYNONYMS
+from polarstep.others import ELEMENTWISE, RESERVED, WITHOUT_DECAY, defaults_of, options_of
 from polarstep.ranks.plans import check_plan
-from polarstep.scaling import resolve_scale
+from polarstep.rates import resolve_scale
 from polarstep.transforms import Transform
 
 __all__ = [

@@ -1,7 +1,7 @@
-"""One learning rate for a whole model: a group's rate is ``lr`` · ``lr_factor``.
+"""How far a group moves: its rate is ``lr`` · ``lr_factor``, and a matrix's also · scale(m, n).
 
-All groups of :func:`polarstep.muon_for` have the same ``lr``, which schedules and loops may change. What
-a role needs beside it lies in the group's ``lr_factor``:
+**One learning rate for a whole model.** All groups of :func:`polarstep.muon_for` have the same ``lr``,
+which schedules and loops may change. What a role needs beside it lies in the group's ``lr_factor``:
 
 * hidden matrices: 1, times the factor of their shape (``shape_scale``);
 * embeddings, heads, routers and other matrices that go to a rule without a rate of its own, as
@@ -17,36 +17,67 @@ parameter may lie on meta, be a shard, or wait for its checkpoint. A group that 
 has ``lr_factor=None``. A checkpoint holds the factor, and nothing is measured twice.
 
 Weight decay follows ``lr`` alone: in every group a step takes ``lr · weight_decay`` of each entry.
+
+**Matrices of all shapes.** T(M) has singular values near one whatever the shape of M, so the step η·T
+changes a layer's output by an amount that depends on the shape. A scale, a factor on η, makes up for
+that. ``"fan-ratio"`` is √(m/n), for outputs m and inputs n of a layer. An input x whose entries have an
+RMS of one is √n long, and an update η·√(m/n)·T changes the output by at most η√m: by an RMS of η,
+whatever the shape. ``"spectral"`` is the same for tall matrices, and 1 for wide matrices.
+
+``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have an RMS of 0.2. Sketched maps
+compute ‖T‖_F at every step, from small matrices (``Polar.squared_norm``): a low-rank map ‖T‖_F = ‖Z‖_F
+up to rounding, a deflated map an estimate. ‖T‖²_F counts as at least ℓ/9
+(:func:`polarstep.maps.result.counted_norm`), so ``"rms"`` is::
+
+    0.2·√(mn)/max(‖T‖_F, √ℓ/3) ≤ 3·0.2·√(mn/ℓ)
+
+The RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/9, and 0.6·‖T‖_F/√ℓ on others: spectra with fewer than
+ℓ/9 directions, and spectra on which the inner map leaves most singular values far below one. Without the
+bound, momentum of rank one would step √ℓ times as far along its one direction as other momentum steps
+along each of its directions. With the bound it steps at most three times as far.
+
+Full-space maps are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
+``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is
+0.2 where the map lifts all singular values to one, and less where it does not. docs/coming-from.md has
+the RMS that maps of both kinds reach, and docs/speed.md what ``"rms"`` costs a step.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from polarstep.checked_values import is_number
-from polarstep.elementwise_rule import Elementwise, group_of
+from polarstep.maps import Polar, PolarMap
 from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout, local
 
 __all__ = [
     "FIXED",
     "PER_SIZE",
+    "RMS",
+    "SCALES",
+    "ShapeScale",
     "as_rule_sees",
-    "beside",
+    "at_assumed_norm",
+    "corrected",
     "in_proportion",
     "measure",
     "measured_factor",
+    "resolve_scale",
     "to_be_measured",
+    "to_norm",
     "usual_factor",
 ]
 
 Group = dict[str, Any]
+ShapeScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, int], float]
 
 PER_SIZE = 7.5
 """Of a measured group: ``lr_factor`` per RMS. At lr = 0.02 the rate is 0.15 × RMS."""
@@ -56,21 +87,8 @@ LEAST = 0.002
 """An RMS below this counts as zero: it does not say yet which size the entries will have."""
 DIGITS = 3
 """Of a measured RMS. With all digits it would depend on the order of the sum, and so on the ranks."""
-
-
-def beside(rule: Elementwise, lr: float | Tensor, factor: float | None) -> Group:
-    """The options of a group that ``rule`` updates in an optimizer whose learning rate is ``lr``.
-
-    ``factor`` is for a rule without a rate of its own; ``None`` if it is still to be measured.
-
-    >>> from polarstep import SGD
-    >>> beside(SGD(lr=0.1), 0.02, None)["lr_factor"]
-    5.0
-    """
-    options = group_of(rule)
-    if options["lr"] is None:
-        return options | {"lr": lr, "lr_factor": factor}
-    return in_proportion(options, lr, f"{type(rule).__name__}(lr={options['lr']:g})")
+RMS = 0.2
+"""The RMS of the entries of an update by ``"rms"``, in units of η, about as with AdamW."""
 
 
 def usual_factor(shape_scale: object, *, has_size: bool = False) -> float | None:
@@ -167,3 +185,95 @@ def measured_factor(group: Group) -> float | None:
 def _sum_of_squares(X: Tensor) -> float:
     """‖X‖²_F, summed in float64; the host waits for it."""
     return float(torch.linalg.vector_norm(X, dtype=torch.float64)) ** 2
+
+
+def _none(m: int, n: int, rank: int) -> float:
+    return 1.0
+
+
+def _spectral(m: int, n: int, rank: int) -> float:
+    return math.sqrt(max(1.0, m / max(n, 1)))
+
+
+def _fan_ratio(m: int, n: int, rank: int) -> float:
+    return math.sqrt(m / max(n, 1))
+
+
+def _rms(m: int, n: int, rank: int) -> float:
+    return RMS * math.sqrt(m * n / max(rank, 1))
+
+
+SCALES: dict[str, Callable[[int, int, int], float]] = {
+    # Equation (1) as it stands.
+    "none": _none,
+    # √max(1, m/n): tall layers step in proportion to the RMS of their output (Jordan et al. 2024).
+    "spectral": _spectral,
+    # √(m/n): wide layers as well (Bernstein and Newhouse 2024; dion's "spectral_norm").
+    "fan-ratio": _fan_ratio,
+    # 0.2·√(mn/‖T‖²_F), in full space 0.2·√max(m, n): the RMS of an update is 0.2, as with AdamW, so
+    # AdamW's learning rate and weight decay are a first guess (Liu et al. 2025, Moonlight).
+    "rms": _rms,
+}
+
+
+def resolve_scale(scale: ShapeScale) -> Callable[[int, int, int], float]:
+    """The function (m, n, effective rank of T) ↦ factor for a name, or for a function of (m, n).
+
+    >>> resolve_scale("spectral")(3072, 768, 768), resolve_scale("spectral")(768, 3072, 768)
+    (2.0, 1.0)
+    >>> resolve_scale("fan-ratio")(3072, 768, 768), resolve_scale("fan-ratio")(768, 3072, 768)
+    (2.0, 0.5)
+    >>> resolve_scale("rms")(100, 400, 100), resolve_scale("rms")(100, 400, 25)
+    (4.0, 8.0)
+    """
+    if callable(scale):
+        return lambda m, n, rank: _checked(scale, m, n)
+    if scale not in SCALES:
+        number = f"; a factor for a group is lr_factor={scale}" if is_number(scale) else ""
+        raise ValueError(
+            f"shape_scale={scale!r}: expected one of {', '.join(SCALES)}, or a function (m, n) → "
+            f"factor{number}"
+        )
+    return SCALES[scale]
+
+
+def _checked(scale: Callable[[int, int], float], m: int, n: int) -> float:
+    """``scale(m, n)``; raises if it is negative, infinite or no number."""
+    value = scale(m, n)
+    if not is_number(value) or not 0 <= value < math.inf:
+        raise ValueError(
+            f"shape_scale({m}, {n}) is {value!r}: expected a finite number ≥ 0, the factor on lr for a "
+            f"{m}×{n} matrix"
+        )
+    return value
+
+
+def corrected(sizes: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
+    """``sizes`` (batch, …), numbers or matrices, times √(effective rank)/‖T‖_F of each matrix.
+
+    ``sizes`` are returned unchanged where the step does not know ‖T‖_F.
+    """
+    if polar.squared_norm is None:
+        return sizes
+    factor = _to_assumed(polar.squared_norm(), polar, made_by)
+    return sizes * factor.to(sizes.dtype).reshape(-1, *[1] * (sizes.dim() - 1))
+
+
+def to_norm(rank: int, squared: Tensor) -> Tensor:
+    """√rank/‖T‖_F from ``squared`` = ‖T‖²_F, of shape (batch,); one where T is zero."""
+    return torch.where(squared > 0, (rank / squared).sqrt(), 1)
+
+
+def _to_assumed(squared: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
+    """√effective rank / ‖T‖_F of each matrix, from ``squared`` = ‖T‖²_F."""
+    return to_norm(made_by.effective_rank(*polar.M.shape[-2:]), squared)
+
+
+def at_assumed_norm(polar: Polar, made_by: PolarMap) -> Polar:
+    """T :func:`corrected` to ‖T‖²_F = the effective rank of its map, which the scale assumes."""
+    if polar.squared_norm is None:
+        return polar
+    if polar.factors is not None:
+        factor = _to_assumed(polar.squared_norm(), polar, made_by)
+        return replace(polar, factors=polar.factors.times(factor), squared_norm=None)
+    return replace(polar, T=corrected(polar.multiplied_out(), polar, made_by), squared_norm=None)

@@ -229,7 +229,7 @@ def test_rules_check_their_own():
     with pytest.raises(TypeError, match="lr=None: expected a finite number ≥ 0"):
         SGD(lr=None)
     for rule in (AdamW, SGD):
-        with pytest.raises(TypeError, match=r'lr is a tensor: .* group\["lr"\] = lr'):
+        with pytest.raises(TypeError, match=r'got a Tensor as its lr: .* group\["lr"\] = lr'):
             rule(lr=torch.tensor(0.1))
     with pytest.raises(TypeError, match=r"momentum='0\.9': expected a number, 0 ≤ momentum < 1"):
         SGD(momentum="0.9")

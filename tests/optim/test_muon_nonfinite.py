@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import LowRank, Muon, NewtonSchulz
 from polarstep.maps import Warm
-from polarstep.stepping import elementwise_step, magnitude
+from polarstep.stepping import magnitude
 from polarstep.stepping.collect import collect
 
 POLARS = [
@@ -195,30 +195,6 @@ def test_a_rule_that_may_look_at_all_gradients_is_called_for_one_parameter_at_a_
     give_gradients(params, 0)
     optimizer.step()
     assert calls == [1, 1, 1]
-
-
-@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
-def test_parameters_that_are_stepped_together_step_as_they_would_alone(
-    algorithm, dtype, monkeypatch
-):
-    """To the last bit, with empty parameters and filters in ``channels_last`` among them."""
-    ends = []
-    shapes = [(5,), (1,), (64,), (6, 7), (5,), (4, 3, 2, 2), (33,), (0,)]
-    for most in (elementwise_step.MOST_TOGETHER, 70, 0):
-        monkeypatch.setattr(elementwise_step, "MOST_TOGETHER", most)
-        params = [Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
-        params[5].data = params[5].data.to(memory_format=torch.channels_last)
-        options = {"algorithm": algorithm, "weight_decay": 0.1, "lr": 0.1}
-        optimizer = Muon([{"params": params} | options], nonfinite="skip")
-        for step in range(4):
-            give_gradients(params, step, spoil={step, 6})
-            optimizer.step()
-        states = [optimizer.state[p][key] for p in params for key in sorted(optimizer.state[p])]
-        ends.append([p.detach() for p in params] + states)
-        assert torch.equal(params[6], torch.ones(33, dtype=dtype))
-    for other in ends[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(ends[0], other, strict=True))
 
 
 def test_flags_of_many_gradients_are_found_at_once(monkeypatch):

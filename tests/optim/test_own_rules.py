@@ -15,7 +15,7 @@ from tests.own_parts import SignDescent
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep.elementwise_rule import ELEMENTWISE
+from polarstep.others import ELEMENTWISE
 
 
 @pytest.fixture(autouse=True)
@@ -244,31 +244,6 @@ def test_an_option_that_is_written_between_steps_is_checked() -> None:
         optimizer.step()
 
 
-class Entered:
-    """The members of a rule, without its base class."""
-
-    algorithm = "test-entered"
-    buffers = ("average",)
-    new_state, update = staticmethod(SignDescent.new_state), staticmethod(SignDescent.update)
-
-
-def test_a_class_that_is_entered_by_hand_works_in_groups() -> None:
-    kind = dataclass(frozen=True)(
-        type(
-            "Entered",
-            (Entered,),
-            {"__annotations__": {"lr": float, "beta": float}, "lr": 0.5, "beta": 0.0},
-        )
-    )
-    ELEMENTWISE["test-entered"] = kind
-    b = nn.Parameter(torch.zeros(3))
-    b.grad = torch.ones(3)
-    ps.Muon([{"params": [b], "algorithm": "test-entered"}]).step()
-    assert b.tolist() == [-0.5] * 3
-    with pytest.raises(TypeError, match=r"derive Entered from polarstep\.Elementwise"):
-        ps.muon_for(model(), others=kind())
-
-
 @pytest.mark.parametrize("given", [SignDescent, "sgd", torch.optim.AdamW], ids=str)
 def test_what_is_no_rule_is_refused(given: Any) -> None:
     words = r"another polarstep\.Elementwise"
@@ -297,21 +272,10 @@ MEMBERS = {
         ({"algorithm": "muon"}, r"algorithm='muon', which is the name of Muon"),
         ({"algorithm": "test-sign"}, r"'test-sign'.*SignDescent: expected a name that no other"),
         ({"algorithm": 3}, r"algorithm=3: expected its name.* as algorithm = 'new'"),
-        ({"update": None}, r"New has no update: expected update\(group.*static method"),
-        ({"new_state": None}, r"New has no new_state: expected new_state\(p"),
-        (
-            {"update": SignDescent.update},
-            r"New\.update is no static method: expected @staticmethod",
-        ),
+        ({"update": None}, r"New has no static method update: expected update\(group, params"),
+        ({"new_state": None}, r"New has no static method new_state: expected new_state\(p\)"),
+        ({"update": SignDescent.update}, r"no static method update: .* under @staticmethod"),
         ({"buffers": "average"}, r"buffers='average': expected a tuple of names"),
-        (
-            {"update": staticmethod(lambda group, params, grads, states: None)},
-            r"New\.update\(group.* cannot be called as a step does \(.*found_inf.*found_inf=None",
-        ),
-        (
-            {"update": staticmethod(lambda group, params, grads, states, found_inf: None)},
-            r"cannot be called as a step does \(missing a required argument: 'found_inf'\)",
-        ),
     ],
 )
 def test_wrong_members_are_refused_when_the_class_is_defined(
@@ -330,7 +294,7 @@ def test_wrong_members_are_refused_when_the_class_is_defined(
         (None, r"New is no dataclass: expected @dataclass\(frozen=True\)"),
         ({"rate": float}, r"New has no field lr"),
         ({"lr": float, "role": str}, r"New has a field 'role', which is a key of every"),
-        ({"lr": float, "algorithm": str}, r"New\.algorithm is a field: expected a constant"),
+        ({"lr": float, "algorithm": str}, r"a field 'algorithm'.*are constants, without a type"),
     ],
 )
 def test_wrong_fields_are_refused_when_the_rule_is_used(
@@ -430,18 +394,6 @@ def test_adamw_and_sgd_are_ordinary_rules() -> None:
     assert inspect.isabstract(ps.Elementwise)
 
 
-@pytest.mark.parametrize(
-    "update",
-    [
-        staticmethod(lambda group, params, grads, states, **options: None),
-        classmethod(lambda cls, group, params, grads, states, found_inf=None: None),
-    ],
-)
-def test_update_may_take_found_inf_in_any_way(update: Any) -> None:
-    type(ps.Elementwise)("New", (ps.Elementwise,), MEMBERS | {"update": update})
-    assert "test-new" in ELEMENTWISE
-
-
 LAYER = nn.Linear(30, 30)
 
 
@@ -456,13 +408,8 @@ LAYER = nn.Linear(30, 30)
     ],
 )
 def test_a_rule_that_is_given_parameters_says_what_it_is(given: Any, options: Any) -> None:
-    for rule, words in (
-        (ps.AdamW, "the optimizer is torch.optim.AdamW$"),
-        (ps.SGD, "the optimizer is torch.optim.SGD$"),
-        (SignDescent, "or a group of Muon$"),
-    ):
-        with pytest.raises(
-            TypeError, match=rf"^{rule.__name__} got parameters: .*{words}"
-        ) as error:
+    for rule in (ps.AdamW, ps.SGD, SignDescent):
+        words = rf"^{rule.__name__} got a \w+ as its lr: .*set of options.*takes no parameters"
+        with pytest.raises(TypeError, match=words) as error:
             rule(*given, **options)
-        assert len(str(error.value)) < 250
+        assert len(str(error.value)) < 300

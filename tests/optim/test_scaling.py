@@ -20,7 +20,7 @@ from torch import nn
 import polarstep as ps
 from polarstep.maps import deflated, result
 from polarstep.maps.result import Lift
-from polarstep.scaling import SCALES, ShapeScale, resolve_scale
+from polarstep.rates import SCALES, ShapeScale, resolve_scale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 

@@ -26,15 +26,14 @@ from polarstep.checkpoints.matching import (
 )
 from polarstep.checkpoints.plain import decoded_group, encoded_group
 from polarstep.context import user_stacklevel
-from polarstep.elementwise import counter_device
-from polarstep.groups import ELEMENTWISE, Group, named_params
+from polarstep.groups import Group, named_params
 from polarstep.guards.resized import check_shapes
 from polarstep.maps import Finder, PolarMap, sketches
 from polarstep.maps.sketches import Sketch
 from polarstep.options import restored
+from polarstep.others import ELEMENTWISE, check_buffers, counter_device
 from polarstep.ranks.unstarted import drop_placeholders, has_ranks, placeholders
 from polarstep.state import MOMENTUM_STATE, State, momentum_dtype, name_of, stored_dtype
-from polarstep.stepping.elementwise_step import check_buffers
 from polarstep.transforms import NormalizedRows
 
 __all__ = ["Checkpointed"]

@@ -25,7 +25,7 @@ from polarstep.maps import Draw, MapState, Polar
 from polarstep.matrix import MatrixView
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
-from polarstep.scaling import corrected
+from polarstep.rates import corrected
 from polarstep.state import State, carried_dtype, entry, is_compensated, momentum_of, stored_dtype
 
 __all__ = [

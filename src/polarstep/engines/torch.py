@@ -19,7 +19,7 @@ from polarstep.maps import Polar
 from polarstep.ops import ops_of
 from polarstep.ranks.gather import Gathering
 from polarstep.ranks.layout import is_sharded, local, placed_like
-from polarstep.scaling import at_assumed_norm
+from polarstep.rates import at_assumed_norm
 from polarstep.state import (
     State,
     add_compensated,

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import members_of
-from polarstep.elementwise_rule import ELEMENTWISE
 from polarstep.groups import Group
+from polarstep.others import ELEMENTWISE
 from polarstep.ranks.unstarted import has_ranks
 from polarstep.state import State
 from polarstep.stepping.collect import Work

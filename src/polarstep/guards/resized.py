@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.elementwise_rule import ELEMENTWISE
 from polarstep.flattened import check_whole
 from polarstep.groups import Group, named_params
+from polarstep.others import ELEMENTWISE
 from polarstep.ranks.layout import is_sharded
 
 __all__ = ["Sizes", "check_shapes"]

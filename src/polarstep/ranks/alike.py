@@ -15,8 +15,8 @@ from torch import Tensor
 
 from polarstep.checked_values import is_number
 from polarstep.checkpoints.plain import encoded
-from polarstep.elementwise_rule import ELEMENTWISE, options_of
 from polarstep.groups import Group
+from polarstep.others import ELEMENTWISE, options_of
 from polarstep.ranks.plans import AskedPlan
 from polarstep.ranks.status import Options
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from polarstep.bucket import Draws, Observed, PolarHook
 from polarstep.context import user_stacklevel
 from polarstep.engines.replay import ReplayedStep
-from polarstep.groups import ELEMENTWISE, NAMELESS, Group, named_params
+from polarstep.groups import NAMELESS, Group, named_params
 from polarstep.muon import WINDOW, Running, run, steps_here, steps_of
 from polarstep.options import CheckedOptions
+from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.alike import GroupOptions
 from polarstep.ranks.copies import Watch, words_of_differences
 from polarstep.ranks.layout import Layout
@@ -35,7 +36,6 @@ from polarstep.ranks.step import Distribution
 from polarstep.ranks.unstarted import drop_placeholders
 from polarstep.state import State
 from polarstep.stepping.collect import Work, check_gradients, collect
-from polarstep.stepping.elementwise_step import prepare_elementwise, step_elementwise
 
 __all__ = ["StepOverRanks"]
 

@@ -30,7 +30,7 @@ from polarstep.ranks.layout import Layout
 from polarstep.ranks.owned_graph import OwnedGraphs
 from polarstep.ranks.plans import factor_width, wire_dtype
 from polarstep.ranks.spread import Part, Spread
-from polarstep.scaling import at_assumed_norm
+from polarstep.rates import at_assumed_norm
 from polarstep.state import State, carried_dtype
 
 __all__ = ["Trip"]

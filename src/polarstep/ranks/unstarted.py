@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import members_of
-from polarstep.groups import ELEMENTWISE, Group, view_of
+from polarstep.groups import Group, view_of
+from polarstep.others import ELEMENTWISE, first_state
 from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
 from polarstep.ranks.local import is_cut
@@ -38,7 +39,6 @@ from polarstep.state import (
     stored_dtype,
 )
 from polarstep.stepping.collect import Work
-from polarstep.stepping.elementwise_step import first_state
 
 __all__ = ["Arrivals", "drop_placeholders", "has_ranks", "placeholders"]
 

@@ -20,16 +20,15 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polarstep.checked_values import is_integer
-from polarstep.elementwise_rule import Elementwise, meant, shown
 from polarstep.flattened import check_unflattened
 from polarstep.groups import Group
 from polarstep.matrix import Layout
 from polarstep.options import check_lr
-from polarstep.rates import beside, in_proportion, usual_factor
+from polarstep.others import Elementwise, beside, no_rule
+from polarstep.rates import ShapeScale, in_proportion, usual_factor
 from polarstep.routing.anatomy import Anatomy, Site, dissect
 from polarstep.routing.roles import ROLES, Role, find_role
 from polarstep.routing.weights import Cut, Form, find_adapter, form_of
-from polarstep.scaling import ShapeScale
 
 __all__ = ["Choices", "Matcher", "Parts", "Routed", "Target", "check_shaped", "is_muon"]
 
@@ -218,11 +217,8 @@ def _check_target(title: str, target: Target) -> None:
                 "for another algorithm give AdamW(...) or SGD(...)"
             )
     elif not (target is None or target == "muon" or isinstance(target, Elementwise)):
-        raise TypeError(
-            f"{title} has the target {shown(target)}: expected AdamW(...), SGD(...) or another "
-            'polarstep.Elementwise, "muon", a dict of Muon\'s options, or None to leave the parameters '
-            f"out{meant(target)}"
-        )
+        otherwise = '; or "muon", a dict of Muon\'s options, or None to leave the parameters out'
+        raise no_rule(f"{title} has the target ", target, otherwise)
 
 
 def _apply_layouts(

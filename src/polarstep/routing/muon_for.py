@@ -17,8 +17,6 @@ from typing import Any, Literal, ParamSpec, Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from polarstep.elementwise import AdamW
-from polarstep.elementwise_rule import Elementwise, meant, shown
 from polarstep.flattened import check_unflattened
 from polarstep.groups import Nonfinite, Rounding
 from polarstep.maps import PolarMap
@@ -26,12 +24,13 @@ from polarstep.matrix import Layout
 from polarstep.misnamed import check_arguments, with_known_names
 from polarstep.optimizer import Muon
 from polarstep.options import check_lr
+from polarstep.others import AdamW, Elementwise, no_rule
 from polarstep.ranks.plans import AskedPlan
+from polarstep.rates import ShapeScale
 from polarstep.routing.anatomy import dissect, innermost
 from polarstep.routing.choices import Choices, Matcher, Parts, Routed, Target, check_shaped, is_muon
 from polarstep.routing.origin import Origin
 from polarstep.routing.routes import Route, left_out
-from polarstep.scaling import ShapeScale
 from polarstep.transforms import NormalizedRows, Transform
 
 __all__ = ["muon_for"]
@@ -329,10 +328,5 @@ def _is_exported(module: nn.Module) -> bool:
 def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
     for name, rule in given.items():
         if not isinstance(rule, Elementwise) and (rule is not None or name == "others"):
-            remedy = meant(rule) or (
-                '; to send these parameters to Muon, give rules=[("name.*", "muon")]'
-            )
-            raise TypeError(
-                f"{name}={shown(rule)}: expected polarstep.AdamW(...), polarstep.SGD(...) or another "
-                f"polarstep.Elementwise{remedy}"
-            )
+            remedy = '; to send these parameters to Muon, give rules=[("name.*", "muon")]'
+            raise no_rule(f"{name}=", rule, remedy)

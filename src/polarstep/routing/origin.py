@@ -14,11 +14,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from polarstep.elementwise import AdamW
-from polarstep.elementwise_rule import Elementwise
 from polarstep.groups import Group, named_params
 from polarstep.options import check_lr, known_options
-from polarstep.rates import beside, usual_factor
+from polarstep.others import AdamW, Elementwise, beside
+from polarstep.rates import usual_factor
 from polarstep.routing.anatomy import unwrapped
 from polarstep.routing.choices import Choices, Routed
 from polarstep.routing.routes import Route

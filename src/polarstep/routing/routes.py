@@ -22,12 +22,12 @@ from polarstep import kernels
 from polarstep.checked_values import is_integer
 from polarstep.engines.fused import can_tabulate
 from polarstep.groups import (
-    ELEMENTWISE,
     Group,
     labelled_params,
     scale_of,
     view_of,
 )
+from polarstep.others import ELEMENTWISE
 from polarstep.ranks.layout import local
 from polarstep.ranks.owned_graph import can_replay
 from polarstep.ranks.plans import BY_OWNERS, Choice

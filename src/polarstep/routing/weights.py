@@ -20,6 +20,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from polarstep.checked_values import is_integer
 from polarstep.matrix import Layout, MatrixView
+from polarstep.rates import ShapeScale, resolve_scale
 from polarstep.routing.anatomy import Node, Site, Use, stored_transposed
 from polarstep.routing.names import (
     ATTENTION,
@@ -46,7 +47,6 @@ from polarstep.routing.names import (
     SELECTIVE,
     UNCERTAIN,
 )
-from polarstep.scaling import ShapeScale, resolve_scale
 
 __all__ = [
     "WHOLE",
