@@ -34,19 +34,9 @@ def test_maps_that_carry_something_are_followed_over_steps(accuracy):
     assert not {"full space, PolarExpress 5", "Gaussian h=0", "Deflated h=1, one step"} & set(names)
 
 
-def test_the_record_has_no_map_that_is_not_measured_any_more(accuracy):
-    costs = importlib.import_module("pages.records.costs")
-    measured = accuracy.maps(200, 768) | accuracy.wide_maps()
-    found = {row.name for row in costs.applied()}
-    gone = {name for name in found if "kept 4 steps" in name or ", scaled" in name}
-    assert found - gone <= set(measured)
-
-
-def test_the_wide_maps_have_the_head_of_an_8b_layer_and_a_row_in_the_table(
-    accuracy, tmp_path, capsys
-):
+def test_the_wide_maps_have_the_head_of_an_8b_layer(accuracy, capsys):
     """With few rows a head of 512 columns is as wide as the matrix, so it is narrowed here."""
-    maps, tables = accuracy.wide_maps(), importlib.import_module("pages.tables")
+    maps = accuracy.wide_maps()
     auto = ps.Auto().on(4096, 4096, torch.device("cuda"))
     sketched = replace(auto, head=replace(auto.head, always_sketch=True))
     assert sketched == maps["Deflated warm, ℓ = 512, one step"]
@@ -55,11 +45,8 @@ def test_the_wide_maps_have_the_head_of_an_8b_layer_and_a_row_in_the_table(
         name: replace(polar, head=replace(polar.head, rank=8)) for name, polar in maps.items()
     }
     accuracy.report_synthetic(48, 48, 8, narrow, torch.device("cpu"))
-    record = tmp_path / "record.txt"
-    record.write_text(capsys.readouterr().out, encoding="utf-8")
-    table = tables.accuracy_table(record).splitlines()
-    assert len(table) == 2 + len(maps)
-    assert all(f"| {name} | — |" in line for name, line in zip(maps, table[2:], strict=True))
+    told = capsys.readouterr().out
+    assert all(name in told for name in maps)
 
 
 def test_a_zero_and_a_rank_deficient_matrix_pass_through_every_map(accuracy):

@@ -1,1 +1,5 @@
-"""What runs leave behind, in directories and in archives, and where they took place."""
+"""What runs leave behind, in directories and in record files, and where they took place."""
+
+from polarstep_lab.records.lines import RECORDS, add, flat, read, write
+
+__all__ = ["RECORDS", "add", "flat", "read", "write"]

@@ -1,33 +1,25 @@
-"""What tests of the pages share: the package that writes them, and a made-up folder of results."""
+"""What tests of the pages share: the package that writes them."""
 
 from __future__ import annotations
 
 import importlib
 
 import pytest
-from tests.lab.experiments.synthetic import write_ablation, write_table_2
-
-from polarstep_lab.records.pack import pack
 
 
-@pytest.fixture
-def published(tmp_path):
-    """A folder as under results/, with two archives."""
-    folder = tmp_path / "results" / "cifar10"
-    write_table_2(tmp_path / "runs" / "table2", "cifar10", seeds=2)
-    write_ablation(tmp_path / "runs" / "rank", "cifar10", "rank", [16, 128], seeds=2)
-    for name in ("table2", "rank"):
-        pack([tmp_path / "runs" / name], folder / name)
-    return folder
-
-
-@pytest.fixture
-def module():
-    """What fills the pages."""
+@pytest.fixture(scope="session")
+def write():
+    """What fills and checks the pages."""
     return importlib.import_module("pages.write")
 
 
-@pytest.fixture
-def tables(module):
-    """The tables of the pages."""
-    return importlib.import_module("pages.tables")
+@pytest.fixture(scope="session")
+def number():
+    """How numbers are written."""
+    return importlib.import_module("pages.numbers.number")
+
+
+@pytest.fixture(scope="session")
+def made(write):
+    """All numbers of the records."""
+    return write.made()

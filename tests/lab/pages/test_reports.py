@@ -15,7 +15,7 @@ from polarstep_lab.optimizers.build import optimizer_gflops
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
-from polarstep_lab.report import summary_of, write_report
+from polarstep_lab.report import summary_of
 from polarstep_lab.storage import StorageError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,17 +58,6 @@ def test_records_carry_no_path_of_a_machine():
                 r"(?<![\w./~-])/(?:home|root|tmp|mnt|Users|work)/\S+", path.read_text()
             )
             assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
-
-
-def test_the_report_of_archives_is_that_of_the_directories(published, tmp_path):
-    """Bit for bit in its tables, but for where a run lies; test_archive.py compares figures too."""
-    pages = {}
-    for name in ("runs", "results/cifar10"):
-        write_report([tmp_path / name], tmp_path / "page" / name)
-        pages[name] = tmp_path / "page" / name
-    for table in ("summary.md", "summary.csv"):
-        first, second = (folder / table for folder in pages.values())
-        assert first.read_bytes() == second.read_bytes()
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path):

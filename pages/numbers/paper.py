@@ -1,0 +1,378 @@
+"""The paper's experiments: Table 2, its ablations, and one pass over 73 million tokens."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+
+import torch
+
+from pages.numbers.number import Number, of, plain, setting, span
+from pages.records import BySeed, Change, Line, by_seed, change, lines, paired, percent, welch
+from polarstep_lab.models.gpt import GPT, GPTConfig
+from polarstep_lab.paper import TABLE_2, TRAINING_TOKENS
+from polarstep_lab.recipes import resolve
+
+SLUGS = {
+    "adamw": "AdamW",
+    "sgd": "SGD (Nesterov)",
+    "muon-polyak": "Muon (Polyak)",
+    "rand-muon-polyak": "Rand Muon (Polyak)",
+    "muon": "Muon (Nesterov)",
+    "rand-muon": "Rand Muon (Nes.-Gaussian)",
+    "rand-muon-kaczmarz": "Rand Muon (Nes.-Kaczmarz)",
+}
+"""The rows of Table 2."""
+LONG, CIFAR, GPT_RUNS = "results/long-run", "results/cifar10", "results/gpt"
+
+
+def numbers() -> Iterator[tuple[str, Number]]:
+    """All numbers of this file."""
+    yield from _long_run()
+    yield from _pairs_of_the_paper()
+    yield from _slow_run()
+    yield from _cifar10()
+    yield from _cifar10_ablations()
+    yield from _maps_on_cifar10()
+    yield from _gpt_ablations()
+    yield from _text_and_model()
+
+
+# --- one pass over 73 million tokens ------------------------------------------------------------
+
+FULL = "muon-polar-express"
+ROWS = {
+    "full": FULL,
+    "full-rows": "muon-polar-express-rows",
+    "auto": "deflated-120",
+    "auto-rows": "deflated-120-rows",
+    "eighth": "deflated-88",
+    "twelfth": "deflated",
+    "twelfth-rows": "deflated-rows",
+    "adamw": "adamw",
+    "adamw-warmup": "adamw-warmup",
+    "adamw-head": "adamw-head",
+    "sgd": "sgd",
+    "quintic": "muon",
+    "polyak": "muon-polyak",
+    "paper": "rand-muon",
+    "paper-polyak": "rand-muon-polyak",
+    "paper-kaczmarz": "rand-muon-kaczmarz",
+}
+"""The name of a number, and of the runs in ``results/long-run``."""
+
+
+@cache
+def whole_runs() -> dict[str, dict[float, dict[int, Line]]]:
+    """Finished runs over all steps by variant, rate and seed; rates of short runs and others alike."""
+    found: dict[str, dict[float, dict[int, Line]]] = {}
+    for line in (*lines("long-run", "table"), *lines("long-run", "other-rates")):
+        if line["result"]["status"] == "finished":
+            variant = line["variant"].partition("/")[0]
+            rate = line["config"]["config"]["optimizer"]["lr"]
+            found.setdefault(variant, {}).setdefault(rate, {})[line["config"]["seed"]] = line
+    return found
+
+
+@cache
+def chosen(variant: str) -> float:
+    """The rate of a row in the table: the one that short runs chose."""
+    found = {
+        line["config"]["config"]["optimizer"]["lr"]
+        for line in lines("long-run", "table")
+        if line["variant"] == variant
+    }
+    (rate,) = found
+    return float(rate)
+
+
+def best(variant: str) -> float:
+    """The rate with the lowest validation perplexity of seed 1 over all steps."""
+    tried = {
+        rate: runs[1]["result"]["validation"]
+        for rate, runs in whole_runs()[variant].items()
+        if 1 in runs
+    }
+    return min(tried, key=lambda rate: tried[rate]) if tried else chosen(variant)
+
+
+def ends(variant: str, rate: float, what: str = "value") -> BySeed:
+    """Test perplexity of whole runs by seed, or the last validation perplexity."""
+    return by_seed(whole_runs()[variant].get(rate, {}).values(), what)
+
+
+def _long_run() -> Iterator[tuple[str, Number]]:
+    base, base_rate = FULL, chosen(FULL)
+    for slug, variant in ROWS.items():
+        rate, own = chosen(variant), best(variant)
+        yield f"{slug}.rate.73m", setting(rate, LONG)
+        yield f"{slug}.best-rate.73m", setting(own, LONG)
+        yield (
+            f"{slug}.perplexity.73m",
+            of(change(ends(variant, own).values()), LONG, "", 2, sign=False),
+        )
+        if slug == "full":
+            yield (
+                "full.perplexity-at-0.032.73m",
+                of(change(ends(base, base_rate).values()), LONG, "", 2, sign=False),
+            )
+            lost = percent(ends(base, base_rate), ends(base, best(base)))
+            yield "full.gap-at-0.032.73m", of(lost, LONG)
+            for what, text in (("value", "test"), ("validation", "validation")):
+                flat = percent(ends(base, 0.018, what), ends(base, best(base), what))
+                yield f"full.gap-at-0.018-{text}.73m", of(flat, LONG)
+            continue
+        yield f"{slug}.gap.73m", of(percent(ends(variant, own), ends(base, best(base))), LONG)
+        told = percent(ends(variant, own, "validation"), ends(base, best(base), "validation"))
+        yield f"{slug}.gap-validation.73m", of(told, LONG)
+        alike = percent(ends(variant, rate), ends(base, base_rate))
+        yield f"{slug}.gap-at-short-rates.73m", of(alike, LONG)
+        both = ends(variant, rate, "validation"), ends(base, base_rate, "validation")
+        yield f"{slug}.gap-at-short-rates-validation.73m", of(percent(*both), LONG)
+        if own != rate:
+            yield (
+                f"{slug}.gain-of-best-rate.73m",
+                of(percent(ends(variant, own), ends(variant, rate)), LONG),
+            )
+    warm = percent(ends("adamw-warmup", 0.00031), ends("adamw", 0.00031))
+    yield "adamw.warm-up-gain.73m", of(warm, LONG)
+    yield (
+        "twelfth.gap-to-auto.73m",
+        of(
+            percent(ends("deflated", chosen("deflated")), ends("deflated-120", chosen("deflated"))),
+            LONG,
+        ),
+    )
+    found = [line for line in lines("long-run", "table") if line["variant"] in ROWS.values()]
+    unknown = [
+        line
+        for line in found
+        if (line["environment"].get("git_tree") or line["environment"]["git_commit"]).endswith("+")
+    ]
+    yield "long-run.runs", plain(len(found), LONG, "", 0)
+    yield "long-run.runs-of-no-commit", plain(len(unknown), LONG, "", 0)
+
+
+def _pairs_of_the_paper() -> Iterator[tuple[str, Number]]:
+    """Randomized against full space with seven quintic steps, here after 73M tokens and in the paper."""
+    table = TABLE_2["nanogpt"].rows
+    for name, ours, base in (
+        ("pair.nesterov", "rand-muon", "muon"),
+        ("pair.polyak", "rand-muon-polyak", "muon-polyak"),
+        ("pair.kaczmarz", "rand-muon-kaczmarz", "rand-muon"),
+        ("pair.momentum-full", "muon", "muon-polyak"),
+        ("pair.momentum-rand", "rand-muon", "rand-muon-polyak"),
+        ("pair.adamw", "adamw", "muon"),
+        ("pair.sgd", "sgd", "muon"),
+    ):
+        here = percent(ends(ours, chosen(ours)), ends(base, chosen(base)))
+        yield name, of(here, LONG)
+        a, b = table[SLUGS[ours]], table[SLUGS[base]]
+        apart = welch((a.mean, a.std, a.seeds), (b.mean, b.std, b.seeds))
+        assert apart.half is not None
+        theirs = Change(100 * apart.value / b.mean, 100 * apart.half / b.mean, apart.seeds)
+        yield f"{name}.paper", of(theirs, "polarstep_lab.paper")
+    same = unclear = turned = 0
+    slugs = [*SLUGS]
+    for k, one in enumerate(slugs):
+        for other in slugs[k + 1 :]:
+            a, b = table[SLUGS[one]], table[SLUGS[other]]
+            paper = welch((a.mean, a.std, a.seeds), (b.mean, b.std, b.seeds))
+            mine = [[*ends(each, chosen(each)).values()] for each in (one, other)]
+            found = welch(*((statistics.fmean(x), statistics.stdev(x), len(x)) for x in mine))
+            if paper.clear:
+                same += found.clear and (found.value > 0) is (paper.value > 0)
+                turned += found.clear and (found.value > 0) is not (paper.value > 0)
+                unclear += not found.clear
+    yield "pairs.same-order", plain(same, LONG, "", 0)
+    yield "pairs.turned", plain(turned, LONG, "", 0)
+    yield "pairs.told-apart", plain(same + turned + unclear, LONG, "", 0)
+
+
+def _slow_run() -> Iterator[tuple[str, Number]]:
+    """What the rate of embedding and head is worth: runs with the recipe's earlier 0.008 for both."""
+    slow = by_seed(line for line in lines("long-run", "slow") if line["variant"] == f"{FULL}-slow")
+    yield "embedding.gain-at-0.018.73m", of(percent(ends(FULL, 0.018), slow), LONG)
+    yield "embedding.gain.73m", of(percent(ends(FULL, chosen(FULL)), slow), LONG)
+
+
+# --- CIFAR-10 -----------------------------------------------------------------------------------
+
+
+@cache
+def accuracy(part: str, variant: str) -> BySeed:
+    """Test accuracy in percent by seed."""
+    found = (line for line in lines("cifar10", part) if line["variant"] == variant)
+    return {seed: 100 * value for seed, value in by_seed(found).items()}
+
+
+def _cifar10() -> Iterator[tuple[str, Number]]:
+    """Table 2's accuracies, here and in the paper."""
+    agreeing = 0
+    for slug, name in SLUGS.items():
+        ours, theirs = accuracy("table2", slug), TABLE_2["cifar10"].rows[name]
+        mean, std, n = statistics.fmean(ours.values()), statistics.stdev(ours.values()), len(ours)
+        paper = (100 * theirs.mean, 100 * theirs.std, theirs.seeds)
+        yield f"cifar10.{slug}", Number(mean, f"{mean:.2f}% (σ {std:.2f}, n = {n})", CIFAR)
+        yield (
+            f"cifar10.{slug}.paper",
+            Number(
+                paper[0],
+                f"{paper[0]:.2f}% (σ {paper[1]:.2f}, n = {paper[2]})",
+                "polarstep_lab.paper",
+            ),
+        )
+        apart = welch((mean, std, n), paper)
+        yield f"cifar10.{slug}.to-paper", of(apart, CIFAR, " points", 2)
+        error = math.hypot(std / math.sqrt(n), paper[1] / math.sqrt(paper[2]))
+        agreeing += abs(apart.value) <= 2 * error
+    yield "cifar10.methods", plain(len(SLUGS), CIFAR, "", 0)
+    yield "cifar10.agreeing", plain(agreeing, CIFAR, "", 0)
+
+
+ABLATIONS: dict[str, tuple[Any, ...]] = {
+    "rank": (16, 32, 64, 128),
+    "steps": (1, 3, 5, 7, 9),
+    "solver": ("polar-express", "empirical", "quintic", "cubic"),
+    "batch": (500, 1000, 2000, 3000, 4000),
+}
+"""What the paper's curves show; the recipe's own values are 128, 7, quintic and 500."""
+OWN = {"rank": 128, "steps": 7, "solver": "quintic", "batch": 500}
+
+
+@cache
+def last_validation(axis: str, value: Any) -> BySeed:
+    """The last validation loss by seed of one value of an ablation of the paper's sketch."""
+    found = lines("cifar10", "ablations")
+    if value == OWN[axis]:
+        kept = [line for line in lines("cifar10", "table2") if line["variant"] == "rand-muon"]
+    else:
+        point = {"axis": axis, "value": value}
+        kept = [line for line in found if line["config"].get("ablation") == point]
+    return {
+        line["config"]["seed"]: [r["loss"] for r in line["logs"]["metrics"] if r["kind"] == "val"][
+            -1
+        ]
+        for line in kept
+        if line["result"]["status"] == "finished"
+    }
+
+
+def _cifar10_ablations() -> Iterator[tuple[str, Number]]:
+    """The last validation loss of each value, which is where the paper's curves end."""
+    for axis, values in ABLATIONS.items():
+        for value in values:
+            name = f"cifar10.{axis}-{value}"
+            own = last_validation(axis, value)
+            yield f"{name}.loss", of(change(own.values()), CIFAR, "", 3, sign=False)
+            if value != OWN[axis]:
+                apart = paired(own, last_validation(axis, OWN[axis]))
+                yield f"{name}.loss-change", of(apart, CIFAR, "", 4)
+        for one, other in itertools.pairwise(values):
+            apart = paired(last_validation(axis, other), last_validation(axis, one))
+            yield f"cifar10.{axis}-{one}-to-{other}", of(apart, CIFAR, "", 4)
+
+
+def _maps_on_cifar10() -> Iterator[tuple[str, Number]]:
+    """Accuracy of our maps against five PolarExpress steps in full space, in points."""
+    full = accuracy("maps", FULL)
+    for slug, variant in (
+        ("full-rows", "muon-polar-express-rows"),
+        ("auto", "auto"),
+        ("auto-rows", "auto-rows"),
+        ("deflated", "deflated"),
+        ("deflated-rows", "deflated-rows"),
+        ("paper", "rand-muon"),
+        ("paper-rows", "rand-muon-rows"),
+    ):
+        own = accuracy("maps", variant)
+        yield f"cifar10.{slug}.accuracy", plain(statistics.fmean(own.values()), CIFAR, "%", 2)
+        yield f"cifar10.{slug}.gap", of(paired(own, full), CIFAR, "", 2)
+    yield "cifar10.full.accuracy", plain(statistics.fmean(full.values()), CIFAR, "%", 2)
+    quintic = accuracy("table2", "muon")
+    yield (
+        "cifar10.rand-muon.gap",
+        of(paired(accuracy("table2", "rand-muon"), quintic), CIFAR, "", 2),
+    )
+    for slug in ("kept-fast", "warm"):
+        own = accuracy("ablations", f"rand-muon/sketch-{slug}")
+        yield f"cifar10.{slug}.gap", of(paired(own, quintic), CIFAR, "", 2)
+
+
+# --- a short GPT --------------------------------------------------------------------------------
+
+GPT_ABLATIONS: dict[str, tuple[str, dict[str, str]]] = {
+    "rank": ("rand-muon", {"50": "50", "100": "100", "400": "400"}),
+    "power": ("rand-muon", {"0": "0", "0.5": "half", "2": "2"}),
+    "steps": ("rand-muon", {"1": "1", "3": "3", "5": "5", "9": "9"}),
+    "solver": (
+        "rand-muon",
+        {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
+    ),
+    "solver-muon": (
+        "muon",
+        {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
+    ),
+    "sequence-length": ("rand-muon", {"512": "512", "2048": "2048"}),
+    "sketch": (
+        "rand-muon",
+        {"gaussian-fast": "gaussian-fast", "warm": "warm", "warm-fast": "warm-fast"},
+    ),
+}
+"""Axis: the method that it varies, and its values with their names in numbers."""
+
+
+def _gpt_ablations() -> Iterator[tuple[str, Number]]:
+    """Test perplexity of nanogpt-small with one setting changed, against the recipe's own."""
+    table = {
+        slug: by_seed(line for line in lines("gpt", "table2") if line["variant"] == slug)
+        for slug in ("muon", "rand-muon")
+    }
+    for axis, (method, values) in GPT_ABLATIONS.items():
+        for value, name in values.items():
+            setting = axis.removesuffix("-muon") if axis == "solver-muon" else axis
+            variant = f"{axis}/{method}/{setting}-{value}"
+            own = by_seed(line for line in lines("gpt", "ablations") if line["variant"] == variant)
+            yield f"gpt.{axis}-{name}", of(paired(own, table[method]), GPT_RUNS, "")
+    yield "gpt.full-to-rank-200", of(percent(table["muon"], table["rand-muon"]), GPT_RUNS)
+    yield (
+        "gpt.full-to-rank-200.73m",
+        of(percent(ends("muon", chosen("muon")), ends("rand-muon", chosen("rand-muon"))), LONG),
+    )
+    yield "gpt.tokens", plain(_tokens(lines("gpt", "table2")[0]), GPT_RUNS, "M")
+
+
+def _tokens(line: Line) -> float:
+    """Million tokens of a run."""
+    stages = line["config"]["config"]["data"]["stages"]
+    return sum(s["steps"] * s["sequences"] * s["sequence_length"] for s in stages) / 1e6
+
+
+def _text_and_model() -> Iterator[tuple[str, Number]]:
+    """The text and the model of the GPTs."""
+    for line in lines("gpt", "text", "text"):
+        name = "train" if "train" in line["variant"] else "held-out"
+        for key in ("documents", "tokens", "shortest", "median"):
+            yield f"text.{name}.{key}", plain(line["result"][key], GPT_RUNS, "", 0)
+    with torch.device("meta"):
+        model = resolve("nanogpt-wiki", "muon").model
+        assert isinstance(model, GPTConfig)
+        ours = sum(p.numel() for p in GPT(model).parameters())
+    # Table 2 counts six FLOPs a parameter for SGD with Nesterov momentum.
+    gflops = TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops
+    assert gflops is not None
+    yield "model.parameters", plain(ours / 1e6, "nanogpt-wiki", "M")
+    yield "model.parameters.paper", plain(1e3 * gflops / 6, "polarstep_lab.paper", "M")
+    tokens = _tokens(lines("long-run", "table")[0])
+    yield "long-run.tokens", plain(tokens, LONG, "M")
+    yield "long-run.tokens.paper", plain(TRAINING_TOKENS / 1e6, "polarstep_lab.paper", "M", 0)
+    yield "long-run.tokens-share", plain(100e6 * tokens / TRAINING_TOKENS, LONG, "%", 0)
+    batches = [
+        stage["sequences"] * stage["sequence_length"] / 1000
+        for stage in lines("long-run", "table")[0]["config"]["config"]["data"]["stages"]
+    ]
+    yield "long-run.batches", span(batches, LONG, " thousand", 0)

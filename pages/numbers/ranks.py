@@ -1,0 +1,72 @@
+"""What a step on many ranks sends and computes: nothing is measured, the ledger's formulas say it.
+
+tests/ranks counts the bytes and products of real steps against the same formulas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+import polarstep as ps
+from pages.numbers.number import Number, plain
+from polarstep.engines.replay import LARGEST_BUCKET
+from polarstep.ranks import ledger
+from polarstep.transforms import followed
+
+SOURCE = "polarstep.ranks.ledger"
+MIB = 2**20
+RANKS, LAYERS, D = 8, 16, 2048
+GPT = ((4 * LAYERS, D, D), (LAYERS, 4 * D, D), (LAYERS, D, 4 * D))
+"""(count, m, n) of the hidden matrices of a GPT: with embedding and head it has a billion parameters."""
+SHAPES = {"512x512": (8, 512, 512), "2048x512": (4, 2048, 512), "512x2048": (4, 512, 2048)}
+"""Matrices of the table of bytes, on four ranks."""
+FULL = ps.NewtonSchulz(5, "polar-express")
+TABLE: dict[str, ps.PolarMap] = {"full": FULL, "low-rank": ps.LowRank(64, 8, power=0)}
+
+
+def received(
+    polar: ps.PolarMap, count: int, m: int, n: int, itemsize: int = 2, ranks: int = 4
+) -> float:
+    """MiB that a rank receives in a step by the plan of owners."""
+    shared = ledger.SharedMatrices(m, n, count, ranks)
+    return ledger.bytes_received("owner", shared, polar, itemsize=itemsize) / MIB
+
+
+def of_gpt(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
+    """MiB that a rank receives for :data:`GPT` in a step."""
+    cuda = torch.device("cuda")
+    return sum(
+        received(followed(polar.on(m, n, cuda), transform), count, m, n, ranks=RANKS)
+        for count, m, n in GPT
+    )
+
+
+def numbers() -> Iterator[tuple[str, Number]]:
+    """All numbers of this file."""
+    hidden = sum(count * m * n for count, m, n in GPT)
+    yield "ranks.hidden-weights", plain(hidden / 1e6, SOURCE, "M", 0)
+    yield "ranks.weights", plain((RANKS - 1) / RANKS * hidden * 2 / MIB, SOURCE, " MiB", 0)
+    narrow = ps.LowRank(120, power=0)
+    found = {
+        "full": of_gpt(FULL),
+        "auto": of_gpt(ps.Auto()),
+        "low-rank-120": of_gpt(narrow),
+        "low-rank-120-rows": of_gpt(narrow, ps.NormalizedRows()),
+    }
+    for slug, mib in found.items():
+        yield f"ranks.{slug}", plain(mib, SOURCE, " MiB", 0)
+    for slug, polar in TABLE.items():
+        for name, shape in SHAPES.items():
+            yield f"ranks.{slug}.{name}", plain(received(polar, *shape), SOURCE, " MiB", 2)
+    wide = received(TABLE["low-rank"], *SHAPES["512x2048"], itemsize=4)
+    yield "ranks.low-rank.512x2048-float32", plain(wide, SOURCE, " MiB")
+    most = max(
+        ledger.flops_per_rank("owner", ledger.SharedMatrices(m, n, count, 4), polar, step=0)
+        / ledger.whole_flops(m, n, count, polar, step=0)
+        for polar in TABLE.values()
+        for count, m, n in SHAPES.values()
+    )
+    yield "ranks.share-of-products", plain(100 * most, SOURCE, "%", 0)
+    yield "ranks.largest-bucket", plain(LARGEST_BUCKET / MIB, SOURCE, " MiB", 0)

@@ -1,0 +1,133 @@
+"""README and pages say what docs/numbers.json says, and that is what the records say."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_file_is_what_the_records_say(write, made):
+    assert write.NUMBERS.read_text(encoding="utf-8") == write.json_of(made)
+
+
+@pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
+def test_a_page_agrees_with_the_numbers(page, write, made):
+    _agrees(ROOT / "docs" / page, write, made)
+
+
+def test_the_readme_agrees_with_the_numbers(write, made):
+    _agrees(ROOT / "README.md", write, made)
+
+
+def _agrees(page, write, made):
+    text = page.read_text(encoding="utf-8")
+    by_hand = str(page.relative_to(ROOT)) in write.BY_HAND
+    assert [*write.mistakes(text, made, by_hand=by_hand)] == []
+    assert write.with_tables(text, made) == text, "a table is stale: python -m pages"
+
+
+@pytest.fixture
+def two(number):
+    """Two numbers, one told apart from zero and one not."""
+    return {
+        "auto.gap": number.Number(-0.3, "−0.3% ± 0.9 (n = 3)", "x", -1.2, 0.6),
+        "adamw.gap": number.Number(21.5, "+21.5% ± 2.0 (n = 3)", "x", 19.5, 23.5),
+    }
+
+
+GOOD = (
+    "Against full space it has −0.3%\u00a0± 0.9\n(n = 3), and AdamW **21.5%** more.\n"
+    "<!-- numbers: auto.gap adamw.gap auto.gap<0 auto.gap.high>0 auto.gap<adamw.gap -->\n"
+)
+
+
+def test_a_paragraph_with_its_numbers_is_right(write, two):
+    assert [*write.mistakes(GOOD, two)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (GOOD.replace("0.9", "0.8").replace("(n = 3)", "").replace("−0.3", "−0.4"), "not there"),
+        (GOOD.replace("21.5", "121.5"), "not there"),
+        (GOOD.replace("21.5", "21.52"), "not there"),
+        (GOOD.replace("auto.gap.high>0", "auto.gap.high<0"), "does not hold"),
+        (GOOD.replace("auto.gap<adamw.gap", "auto.gap>adamw.gap"), "does not hold"),
+        (GOOD.replace(": auto.gap", ": auto.gaps"), "no number is 'auto.gaps'"),
+        ("It has +3.1% ± 0.2.\n", "no comment names it"),
+    ],
+)
+def test_a_mistake_on_a_page_is_said(text, says, write, two):
+    (told,) = write.mistakes(text, two)
+    assert says in told
+
+
+def test_a_comment_speaks_of_what_stands_before_it(write, two):
+    bullets = (
+        "- −0.3%\n  <!-- numbers: auto.gap -->\n- 21.5%\n  <!-- numbers: adamw.gap -->\n\n"
+        "21.5%\n\n<!-- numbers: adamw.gap -->\n"
+    )
+    assert [*write.mistakes(bullets, two)] == []
+    assert len([*write.mistakes(bullets.replace("- 21.5%", "- more"), two)]) == 1
+
+
+def test_numbers_in_code_and_in_tables_need_no_comment(write, two):
+    assert [*write.mistakes("```\n1 ± 2\n```\n\n| a |\n|---|\n| 1 ± 2 |\n", two)] == []
+
+
+def test_new_texts_take_the_place_of_old_ones(write, two, number):
+    old = {name: {"text": each.text} for name, each in two.items()}
+    new = two | {"auto.gap": number.Number(0.1, "+0.1% ± 0.5 (n = 5)", "x", -0.4, 0.6)}
+    text = write.rewritten(GOOD, old, new, Path("page.md"))
+    assert "it has +0.1% ± 0.5 (n = 5), and AdamW **21.5%** more" in text
+    assert [*write.mistakes(text.replace("auto.gap<0 ", ""), new)] == []
+
+
+def test_two_numbers_that_look_alike_are_left_to_a_hand(write, number):
+    alike = {name: number.Number(1.0, "1.0×", "x") for name in ("a", "b")}
+    old = {name: {"text": each.text} for name, each in alike.items()}
+    text = "It takes 1.0× and 1.0×.\n<!-- numbers: a b -->\n"
+    with pytest.raises(SystemExit, match="by hand"):
+        write.rewritten(text, old, alike | {"a": number.Number(2.0, "2.0×", "x")}, Path("p"))
+
+
+def test_a_table_has_a_cell_for_each_number(number):
+    tables = importlib.import_module("pages.tables")
+    numbers = {"auto.gap": number.Number(-0.3, "−0.3% ± 0.9 (n = 3)", "x")}
+    table = tables.Table(
+        "map", {"gap": "{}.gap", "short": "{}.gap!", "none": "{}.x"}, {"A": "auto"}
+    )
+    assert table.markdown(numbers).split("\n")[-1] == (
+        "| A | −0.3%\u00a0±\u00a00.9\u00a0(n\u00a0=\u00a03) | −0.3% | – |"
+    )
+    with pytest.raises(ValueError, match="no name begins with 'full'"):
+        tables.Table("map", {"gap": "{}.gap"}, {"F": "full"}).markdown(numbers)
+
+
+def test_every_table_has_its_numbers(made):
+    tables = importlib.import_module("pages.tables").TABLES
+    for name, table in tables.items():
+        cells = [cell for row in table.markdown(made).split("\n")[2:] for cell in row.split(" | ")]
+        assert sum(cell.strip("| ") == "–" for cell in cells) < len(cells) / 3, name
+
+
+def test_intervals_are_those_of_student():
+    records = importlib.import_module("pages.records")
+    found = records.change([1.0, 2.0, 3.0])
+    assert math.isclose(found.half, 4.302652729911275 / math.sqrt(3))
+    assert records.change([2.0]).half is None
+    percent = records.percent({0: 11.0, 1: 12.0, 9: 1.0}, {0: 10.0, 1: 10.0})
+    assert (round(percent.value, 9), percent.seeds) == (15.0, 2)
+
+
+def test_numbers_have_a_source_that_is_there(made):
+    for name, found in made.items():
+        assert re.fullmatch(r"[a-z0-9.+-]+", name), name
+        assert (ROOT / found.source).is_dir() or not found.source.startswith("results"), name
+        assert math.isfinite(found.value), name
