@@ -12,12 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from tests.forking import fork
-from tests.processes import PATIENCE
 
 import polarstep as ps
 from polarstep.routing.routes import Routes
-from polarstep_lab import flops
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -127,197 +124,6 @@ def test_the_readme_names_the_two_commands_that_the_makefile_has() -> None:
         assert re.search(rf"^{command}:", makefile, re.MULTILINE)
 
 
-def test_measured_tables_are_those_of_their_records() -> None:
-    process = fork("-m", "pages", "--check")
-    out, errors = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, out + errors
-
-
-def test_the_long_run_says_which_runs_no_commit_has_and_how_many_rates_a_row_tried() -> None:
-    from pages.records import long_run as study
-
-    page = (ROOT / "results/long-run/README.md").read_text()
-    named: dict[str, set[tuple[str, int]]] = {}
-    for commit, cells in re.findall(r"^\| (\w+\+) \| (.*) \|$", page, re.MULTILINE):
-        named[commit] = {
-            (slug, int(seed))
-            for slug, seeds in re.findall(r"`([\w-]+)` ([\d, and]+)", cells)
-            for seed in re.findall(r"\d", seeds)
-        }
-    found: dict[str, set[tuple[str, int]]] = {}
-    rows = [row for row in study.TABLE if row.slug in study.runs()]
-    for row in rows:
-        for seed, run in study.runs()[row.slug].items():
-            commit = run.environment["git_commit"]
-            if commit.endswith("+") and "git_tree" not in run.environment:
-                found.setdefault(f"{commit[:7]}+", set()).add((row.slug, seed))
-    assert named == found
-    assert (
-        f"{sum(map(len, found.values()))} of the {sum(len(study.runs()[r.slug]) for r in rows)}"
-        in page
-    )
-    tried = {row.slug: len(study.rates().get(row.slug, ())) for row in rows}
-    for count, cells in re.findall(r"^\| (\d|none) \| (.*) \|$", page, re.MULTILINE):
-        told = re.sub(r"which ha(?:ve|s) (?:the rate|that) of `[\w-]+`", "", cells)
-        expected = {
-            slug for slug, number in tried.items() if number == int(count.replace("none", "0"))
-        }
-        assert set(re.findall(r"`([\w-]+)`", told)) == expected
-
-
-# The log is dated.
-APART = {"log.md"}
-NUMBERED = [
-    "README.md",
-    *(
-        str(path.relative_to(ROOT))
-        for path in sorted((ROOT / "docs").rglob("*.md"))
-        if path.name not in APART
-    ),
-]
-MEASURED = re.compile(
-    r"±\s?\d[\d.]*|\d[\d.,]*\s?(?:×(?!\s?\d)|%|(?:ms|µs|s|TB/s|[KMG]i?B|points|seconds|times)\b)"
-    r"|^\|.*\d\.\d.*$|(?<![\w.,])\d+\.\d+(?!\w|\.\d)|\d[\d,]* to \d{1,3}(?:,\d{3})+|\d+ of \d+ pairs",
-    re.MULTILINE,
-)
-"""With a unit, in a table, with a decimal point, as a range of large numbers, or as a count of pairs."""
-STATED = {
-    "goals, not measurements": (
-        "1.5 times AdamW's step",
-        "5 and 12 times for full",
-        "2 and 4 times AdamW's step",
-        "a loss of 0.05 points at most",
-        "Our goal was 2.5.",
-        "So 2.5 is out of reach for the map",
-    ),
-    "definitions": (
-        "95%",
-        "hold 512 MiB together",
-        'A "smaller δ" is 1.5 times',
-        "995 times in 1000",
-        "from 1.25 to 2",
-        "(35.4M parameters in them)",
-        "over three seeds 4.3 standard errors",
-        "the factor of torch and Moonlight, 0.2·√max(m, n)",
-        "(RMS) of 0.2·lr",
-        "the factor is 0.2·√(mn)/‖T‖_F. The RMS is less than 0.2·lr",
-        "at most 0.6·√(mn/ℓ)",
-        "a safety factor of 1.02, polarstep's for 1.01",
-        "soft cap, 23·sigmoid((x + 5)/7.5)",
-        "for singular values from 0.03 on",
-        "hold 512 MiB together",
-        "and from 0.03 on they",
-        "a norm's gain of 1.0",
-        "Apache-2.0",
-        "CC BY-SA 3.0",
-        "Python 3.11",
-        "torch 2.9",
-        "compute capability 8.0",
-    ),
-    "rates and momenta that were set": (
-        "0.15 times the size of",
-        "7.5 × RMS",
-        "0.15 × RMS",
-        "entries begin at 0.02",
-        "other vectors have 0.15",
-        "an RMS below 0.002, have 0.15 too",
-        "(0.1)",
-        "(0.01)",
-        "(0.02)",
-        "betas of (0.9, 0.95)",
-        "torch's AdamW has (0.9, 0.999) and 0.01",
-        "AdamW at 0.01",
-        "the same rate is 1.64",
-        "have 0.008 for embedding and head",
-        "The 0.008 of the authors' script",
-        "of size 0.005",
-        "a rate of 0.008",
-        "AdamW's head has 0.004",
-        "2000 for the embedding and 0.1 for the matrices",
-        "in full space at 0.014",
-        "our full space at 0.014",
-        "with full space at 0.014",
-        "where they are not 0.014",
-        "best of three rates was the highest, 0.02",
-        "always with 0.95",
-        "stays at 0.95",
-        "has the rate 0.014",
-        "**Rate**: 0.014",
-        "higher at 0.02 than at 0.014, so rows at 0.02",
-        "at β₂ = 0.95",
-        "up to β₂ = 0.99; the default is 0.95. At β₂ = 0.999",
-        "from 0.85 to 0.95 and from 0.8 to 0.9",
-    ),
-    "asserted by the test that the page names, or by code on it": (
-        "at most 1.06 times",
-        "PolarExpress steps 0.15 to 0.20",
-        "with low-rank maps 0.200",
-        "steps 0.11 to 0.19",
-        "one step 0.19 to 0.21",
-        "with low-rank maps 0.200",
-        "gradients of size 0.1, v is 0.26 where float32 has 0.027",
-        "above γ by 0.15 to 0.45 with a power iteration, and by up to 0.65 without",
-        "below 0.8 without and below 0.55 with a power iteration, where γ is below 0.1",
-        "within 0.1 on Pareto",
-        "within 0.03 on α-stable",
-    ),
-}
-
-
-def unmarked_numbers(text: str) -> list[str]:
-    """Numbers that look measured and stand in no marked table, claim or block of code."""
-    for block in (
-        r"```.*?```",
-        r"<!-- (?:results|claim): \S+ -->.*?<!-- end -->",
-        r"<!-- [a-z-]+: \S+ -->\n\n(?:\|[^\n]*\n)+",
-        r"<!-- rates: .*?<!-- /rates -->",
-        r"<!-- mutants -->.*?<!-- end of mutants -->",  # tests/mutants/test_mutants.py checks it
-        r"`[^`\n]*`",
-        r"\[[^]]*\]\([^)]*\)",
-    ):
-        text = re.sub(block, "", text, flags=re.DOTALL)
-    for workload in (flops.NANOGPT, flops.CIFAR10):
-        text = text.replace(flops.markdown(workload), "")  # tests/lab/test_flops.py compares them
-    for words in STATED.values():
-        for stated in words:
-            text = re.sub(re.escape(stated).replace(r"\ ", r"\s+"), "", text)
-    return [match[0] for match in MEASURED.finditer(text)]
-
-
-def test_what_is_stated_of_numbers_is_still_on_a_page() -> None:
-    pages = "\n".join((ROOT / page).read_text() for page in NUMBERED)
-    for words in STATED.values():
-        for stated in words:
-            assert re.search(re.escape(stated).replace(r"\ ", r"\s+"), pages), stated
-
-
-def test_a_number_outside_of_a_marked_block_is_found() -> None:
-    assert unmarked_numbers("It takes 3.2 ms, 2.6× AdamW's, and loses 6% ± 2.") == [
-        "3.2 ms",
-        "2.6×",
-        "6%",
-        "± 2.",
-    ]
-    assert unmarked_numbers("A rank receives 3.5 MB of 4 GiB.") == ["3.5 MB", "4 GiB"]
-    assert unmarked_numbers("The median γ is 0.043, and 0.12 or +1.0.") == ["0.043", "0.12", "1.0"]
-    assert unmarked_numbers("Lower in 43 of 44 pairs.") == ["43 of 44 pairs"]
-    assert unmarked_numbers("34,000 to 69,000 FLOPs") == ["34,000 to 69,000"]
-    assert (
-        unmarked_numbers("It has 1.5\ntimes AdamW's step, in torch 2.9.1 and version 1.2.3.") == []
-    )
-    marked = "It takes <!-- claim: cost -->3.2 ms<!-- end -->, with 95% intervals of 768×768."
-    assert unmarked_numbers(marked) == []
-
-
-@pytest.mark.parametrize("page", NUMBERED)
-def test_every_measured_number_is_made_from_a_record(page: str) -> None:
-    found = unmarked_numbers((ROOT / page).read_text())
-    assert not found, (
-        f"{page} has {found} in its text: make them claims of pages/claims, or say in "
-        "STATED why they are no measurements"
-    )
-
-
 def test_the_command_of_the_fuzzer_is_that_of_its_record() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
     found = re.search(r"^python -m tests\.fuzz (.*) --json (\S+)$", page, re.MULTILINE)
@@ -325,13 +131,6 @@ def test_the_command_of_the_fuzzer_is_that_of_its_record() -> None:
     record = json.loads((ROOT / found[2]).read_text())
     assert found[1] == f"--seed {record['seed']} --cases {record['cases']}"
     assert (record["first"], record["only"]) == (0, None)
-
-
-def test_no_line_begins_with_a_claim_inside_a_paragraph() -> None:
-    """Such a line would begin a block of raw HTML on the site."""
-    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
-        found = re.findall(r"^\s*<!-- claim: (\S+) -->[^\n]", page.read_text(), re.MULTILINE)
-        assert not found, f"{page.name}: put a word before {found}"
 
 
 def test_the_page_of_the_benchmarks_lists_scripts_and_their_parts() -> None:
