@@ -1,4 +1,4 @@
-"""What a step on many ranks sends and computes: nothing is measured, the ledger's formulas say it.
+"""What a step on many ranks sends and computes: nothing is measured, the formulas of plans say it.
 
 tests/ranks counts the bytes and products of real steps against the same formulas.
 """
@@ -12,10 +12,10 @@ import torch
 import polarstep as ps
 from pages.numbers.number import Number, plain
 from polarstep.engines.replay import LARGEST_BUCKET
-from polarstep.ranks import ledger
+from polarstep.ranks import plans
 from polarstep.transforms import followed
 
-SOURCE = "polarstep.ranks.ledger"
+SOURCE = "polarstep.ranks.plans"
 MIB = 2**20
 RANKS, LAYERS, D = 8, 16, 2048
 GPT = ((4 * LAYERS, D, D), (LAYERS, 4 * D, D), (LAYERS, D, 4 * D))
@@ -30,8 +30,8 @@ def received(
     polar: ps.PolarMap, count: int, m: int, n: int, itemsize: int = 2, ranks: int = 4
 ) -> float:
     """MiB that a rank receives in a step by the plan of owners."""
-    shared = ledger.SharedMatrices(m, n, count, ranks)
-    return ledger.bytes_received("owner", shared, polar, itemsize=itemsize) / MIB
+    shared = plans.SharedMatrices(m, n, count, ranks)
+    return plans.bytes_received("owner", shared, polar, itemsize=itemsize) / MIB
 
 
 def of_gpt(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
@@ -63,8 +63,8 @@ def numbers() -> Iterator[tuple[str, Number]]:
     wide = received(TABLE["low-rank"], *SHAPES["512x2048"], itemsize=4)
     yield "ranks.low-rank.512x2048-float32", plain(wide, SOURCE, " MiB")
     most = max(
-        ledger.flops_per_rank("owner", ledger.SharedMatrices(m, n, count, 4), polar, step=0)
-        / ledger.whole_flops(m, n, count, polar, step=0)
+        plans.flops_per_rank("owner", plans.SharedMatrices(m, n, count, 4), polar)
+        / (count * polar.flops(m, n))
         for polar in TABLE.values()
         for count, m, n in SHAPES.values()
     )
