@@ -12,7 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "theory.md"
 
 def test_examples_run_in_order():
     code = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert len(code) == 7
+    assert len(code) == 4
     exec("\n".join(code), {})
 
 
