@@ -20,9 +20,11 @@ WIDTHS = (384, 512, 576, 640, 704)
 MAPS = {
     "full": "full space, PolarExpress 5",
     "full-rows": "full space, PolarExpress 5, rows normalized",
+    "full-fan": "full space, PolarExpress 5",
     "quintic": "full space, quintic 7",
     "auto": "auto",
     "auto-rows": "auto, rows normalized",
+    "auto-rows-fan": "auto, rows normalized",
     "sixth": "Deflated, ℓ = a sixth",
     "sixth-rows": "Deflated, ℓ = a sixth, rows normalized",
     "eighth": "Deflated, ℓ = an eighth",
@@ -36,7 +38,7 @@ MAPS = {
     "kaczmarz-half": "LowRank, Kaczmarz h=½",
     "gaussian-half": "LowRank, Gaussian h=½",
 }
-"""Our maps: the name of a number, and of the row in the record."""
+"""Our maps: the name of a number, and of the row in the record. A factor of the rate costs nothing."""
 PEERS = {
     "adamw": "AdamW, fused",
     "torch-muon": "torch.optim.Muon",
