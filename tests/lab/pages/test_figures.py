@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import re
 import xml.etree.ElementTree as ET
 
@@ -33,5 +34,5 @@ def test_a_figure_is_on_disk_has_words_and_nothing_outside_of_it(name, write, ma
 def test_names_beside_lines_do_not_meet():
     moved = figures.apart([10.0, 12.0, 11.0, 80.0], 20)
     order = sorted(moved)
-    assert all(b - a >= 20 - 1e-6 for a, b in zip(order[:-1], order[1:], strict=True))
+    assert all(b - a >= 20 - 1e-6 for a, b in itertools.pairwise(order))
     assert [sorted(moved).index(each) for each in moved] == [0, 2, 1, 3]
