@@ -7,6 +7,7 @@ LowRank, Deflated          randomized polar maps; Deflated keeps the rest of M, 
 Auto                       a map for each shape
 Gaussian, Kaczmarz, Warm   how a randomized map finds its subspace
 NormalizedRows, Transform  changes of the update after the map
+routes, check              who updates what, inside any wrapper; what some steps did
 certify, Certificate       how inexact a step was
 convert                    checkpoints of other Muon optimizers
 PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your own
@@ -14,6 +15,7 @@ PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your o
 
 from polarstep import convert
 from polarstep.certificate import Certificate, certify
+from polarstep.checkup import check, routes
 from polarstep.maps import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.maps.sketches import Gaussian, Kaczmarz, Sketch
 from polarstep.optimizer import Muon
@@ -43,6 +45,8 @@ __all__ = [
     "Transform",
     "Warm",
     "certify",
+    "check",
     "convert",
     "muon_for",
+    "routes",
 ]

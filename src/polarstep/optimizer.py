@@ -261,6 +261,9 @@ class Muon(Checkpointed):
         known = self._origin
         return routes_of(self.param_groups, known.reasons, known.left_out, choice, self._measured)
 
+    def _repr_html_(self) -> str:
+        return self.routes._repr_html_()
+
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, checked and completed with the defaults of its algorithm.
 

@@ -625,6 +625,7 @@ def test_frozen_parameters_are_left_out_and_listed():
         "16×8",
         "left out",
         None,
+        None,
         (),
         "",
         "–",

@@ -153,3 +153,43 @@ def test_a_table_of_hardly_any_width_is_as_narrow_as_it_can_be(width):
     assert routes.table(width) == routes.table(12)
     with pytest.raises(TypeError, match="width='80': expected a number of characters"):
         routes.table("80")
+
+
+def test_layers_of_two_hundred_widths_are_one_row():
+    net = nn.Sequential(*[nn.Linear(10 + i, 11 + i) for i in range(200)])
+    lines = str(muon_for(net).routes).splitlines()
+    assert len(lines) <= 12
+    row = next(line for line in lines if line.startswith("{0…198}.weight ×199 "))
+    assert "199 sizes, 11×10 … 209×208" in row
+    assert "lr 0.02 × 1 … 1.05" in row
+    few = nn.Sequential(*[nn.Linear(10 + i, 11 + i) for i in range(5)])
+    assert "11×10 " in str(muon_for(few).routes)
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_the_table_shows_the_rate_that_a_scheduler_multiplies(late):
+    optimizer = muon_for(mlp(4, 4, 4))
+    before = str(optimizer.routes)
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.0 if late else 1.0)
+    text, note = str(optimizer.routes), "By a scheduler, now: lr 0 in place of 0.02"
+    assert (note in text) == late
+    assert text.replace(note + "\n\n", "") == before
+    row = optimizer.routes["0.weight"]
+    assert (row.lr, row.base_lr) == (0.0 if late else 0.02, 0.02)
+
+
+def test_the_height_of_a_cycle_is_its_rate():
+    optimizer = muon_for(mlp(4, 4, 4))
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=100)
+    assert "Muon, lr 0.02 " in str(optimizer.routes)
+    assert "now: lr 0.0008 in place of 0.02" in str(optimizer.routes)
+
+
+def test_a_notebook_shows_a_table_with_every_cell():
+    optimizer = muon_for(mlp(4, 4, 4), rules=[("0.bias", None)])
+    text = optimizer._repr_html_()
+    assert text == optimizer.routes._repr_html_()
+    assert text.count("<tr>") == 1 + len(optimizer.routes)
+    for row in optimizer.routes:
+        for cell in (row.name, row.matrix, row.why.replace("'", "&#x27;")):
+            assert f"{cell}</td>" in text

@@ -1,0 +1,362 @@
+"""Did Muon run? The routes of an optimizer inside its wrappers, and what some steps of it do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
+
+from polarstep.checked_values import check_integer
+from polarstep.groups import Group, labelled_params
+from polarstep.optimizer import Muon
+from polarstep.ranks.layout import local
+from polarstep.routing.routes import Routes
+
+__all__ = ["Check", "check", "routes"]
+
+# Where wrappers hold an optimizer: Accelerate, Lightning, DeepSpeed, torchtitan, ZeRO, schedulers and
+# trainers.
+HELD_AS = ("optimizer", "_optimizer", "optim", "optimizers")
+DEEPEST = 4  # wrappers around wrappers
+# A step that changes a parameter by a smaller or a larger share of its norm is reported. At the default
+# rate Muon's steps are from 1e-3 to 1e-1.
+HARDLY, TOO_FAR = 1e-5, 0.3
+NAMES = 3  # names that a line of the page lists
+
+
+def routes(held: object) -> Routes:
+    """The routing table of the Muon in ``held``, which may be any wrapper around an optimizer.
+
+    That is the optimizer itself, or what holds it: an optimizer or a trainer of Accelerate, Hugging
+    Face, Lightning, torchtitan or DeepSpeed, a learning rate scheduler, or a list of optimizers. Of
+    several Muons the rows follow each other.
+
+    >>> from polarstep import muon_for
+    >>> optimizer = muon_for(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2)))
+    >>> schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.99)
+    >>> routes(schedule)["0.weight"].algorithm
+    'Muon'
+    """
+    return Routes(tuple(row for optimizer in _muons(held) for row in optimizer.routes))
+
+
+def check(model: object, optimizer: object = None, *, steps: int = 10) -> Check:
+    """Watch the next steps of an optimizer; print the result for one page on what they did.
+
+    The page has, for each role, the rule, the number of parameters and the size of a step beside the
+    size of the parameter, ‖ΔX‖/‖X‖; what is frozen, in no group or without a gradient; the share of the
+    optimizer in the time of a training step; and what looks wrong. A step that is watched needs the
+    memory of one more copy of the parameters. On several ranks each rank watches its own part.
+
+    Args:
+        model: the model, whose frozen parameters and parameters in no group are listed, too. It may be
+            left out, as in ``check(optimizer)``.
+        optimizer: the optimizer, or what holds it (:func:`routes`).
+        steps: how many steps are watched.
+
+    >>> from polarstep import muon_for
+    >>> model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 2))
+    >>> optimizer = muon_for(model)
+    >>> seen = check(model, optimizer, steps=2)
+    >>> for _ in range(2):
+    ...     optimizer.zero_grad()
+    ...     model(torch.randn(4, 8)).square().mean().backward()
+    ...     optimizer.step()
+    >>> seen.problems
+    ()
+    """
+    if optimizer is None and not isinstance(model, nn.Module):
+        model, optimizer = None, model
+    if optimizer is None:
+        raise TypeError(
+            "optimizer is missing: expected check(model, optimizer), or check(optimizer)"
+        )
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model is a {type(model).__name__}: expected a torch.nn.Module and then its optimizer, as "
+            "check(model, optimizer), or the optimizer alone"
+        )
+    check_integer("steps", steps, 1, "10 steps are enough")
+    found = _muons(optimizer)
+    if len(found) > 1:
+        raise ValueError(
+            f"{type(optimizer).__name__} holds {len(found)} Muon optimizers: expected one; check each "
+            "of them"
+        )
+    return Check(found[0], model, steps)
+
+
+def _muons(held: object) -> list[Muon]:
+    """Every :class:`polarstep.Muon` inside ``held``."""
+    found = list(dict.fromkeys(_muons_inside(held, DEEPEST)))
+    if not found:
+        inner = f" around a {type(last).__name__}" if (last := _innermost(held)) is not held else ""
+        raise TypeError(
+            f"{type(held).__name__}{inner} holds no polarstep.Muon: expected an optimizer that muon_for "
+            "made, or what holds one, as a scheduler or a trainer after it has made its optimizer"
+        )
+    return found
+
+
+def _muons_inside(held: object, depth: int) -> Iterator[Muon]:
+    if isinstance(held, Muon):
+        yield held
+    elif depth and isinstance(held, list | tuple):
+        for each in held:
+            yield from _muons_inside(each, depth - 1)
+    elif depth:
+        for inner in _inside(held):
+            yield from _muons_inside(inner, depth - 1)
+
+
+def _inside(held: object) -> Iterator[object]:
+    """What a wrapper holds as its optimizer."""
+    for name in HELD_AS:
+        inner = getattr(held, name, None)
+        if inner is not None and inner is not held and not callable(inner):
+            yield inner
+
+
+def _innermost(held: object) -> object:
+    """The optimizer inside wrappers, whatever its class."""
+    for _ in range(DEEPEST):
+        inner = next(_inside(held), None)
+        if inner is None:
+            break
+        held = inner
+    return held
+
+
+@dataclass
+class _Moves:
+    """What the watched steps did to one parameter."""
+
+    shares: list[float] = field(default_factory=list)  # ‖ΔX‖/‖X‖ of each step with a gradient
+    is_finite: bool = True
+
+
+class Check:
+    """What the watched steps of an optimizer did; ``print`` it for the page.
+
+    It is of the optimizer as it is when it is printed, and may be printed before all steps are made.
+    """
+
+    def __init__(self, optimizer: Muon, model: nn.Module | None, steps: int) -> None:
+        self.optimizer, self.model = optimizer, model
+        self._left = steps
+        self._moves: dict[int, _Moves] = {}
+        self._before: list[tuple[Tensor, Tensor]] = []
+        self._started = self._ended = 0.0
+        self._times: list[
+            tuple[float, float]
+        ] = []  # of a step, and from the end of one to the next
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._begin),
+            optimizer.register_step_post_hook(self._end),
+        ]
+
+    @property
+    def steps(self) -> int:
+        """How many steps have been watched."""
+        return max((len(moves.shares) for moves in self._moves.values()), default=0)
+
+    def _begin(self, optimizer: Optimizer, *_: Any) -> None:
+        self._before = [
+            (p, local(p).detach().clone())
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        self._started = _now()
+
+    def _end(self, *_: Any) -> None:
+        ended = _now()
+        if self._ended:
+            self._times.append((ended - self._started, self._started - self._ended))
+        for p, before in self._before:
+            moves = self._moves.setdefault(id(p), _Moves())
+            norm = torch.linalg.vector_norm
+            now = local(p).detach()
+            size, share = norm(before.double()).item(), norm((now - before).double()).item()
+            moves.is_finite &= bool(torch.isfinite(now).all())
+            moves.shares.append(share / size if size else float("inf") if share else 0.0)
+        self._before = []
+        self._left -= 1
+        if self._left == 0:
+            for hook in self._hooks:
+                hook.remove()
+        self._ended = _now()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What looks wrong, a sentence each; empty where nothing does, or no step was watched yet."""
+        if not self._moves:
+            return ()
+        found = []
+        if not self._moves:
+            return (
+                "no step with a gradient was watched yet: make some steps, then print this again",
+            )
+        moved = [row for row in self._rows() if row.rule == "Muon" and row.moved]
+        if not moved:
+            found.append(
+                "Muon moved no parameter: if backward() ran, make the optimizer after the last call "
+                "that replaces parameters, and see the rules in print(optimizer.routes)"
+            )
+        for row in self._rows():
+            found += row.problems()
+        for words, names, remedy in self._apart():
+            if remedy and names:
+                found.append(f"{_listed(names)}: {words}; {remedy}")
+        return tuple(found)
+
+    def _rows(self) -> list[_Row]:
+        """What the steps did, by role and rule."""
+        rows: dict[tuple[str, str], _Row] = {}
+        table = self.optimizer.routes
+        groups: Sequence[Group] = self.optimizer.param_groups
+        for group, params in zip(groups, labelled_params(groups), strict=True):
+            for name, p in params:
+                route = table[name]
+                key = (group.get("role") or "–", route.algorithm)
+                row = rows.setdefault(
+                    key, _Row(*key, lr=route.lr or 0.0, base_lr=route.base_lr or 0.0)
+                )
+                row.add(name, p, self._moves.get(id(p)))
+        return list(rows.values())
+
+    def _apart(self) -> list[tuple[str, list[str], str]]:
+        """(what, names, remedy) of parameters that no step moved; no remedy where it may be meant."""
+        held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        labelled = [each for part in labelled_params(self.optimizer.param_groups) for each in part]
+        without = [n for n, p in labelled if id(p) not in self._moves and p.requires_grad]
+        frozen = [n for n, p in labelled if not p.requires_grad]
+        missing: list[str] = []
+        if self.model is not None:
+            outside = [(n, p) for n, p in self.model.named_parameters() if id(p) not in held]
+            frozen += [n for n, p in outside if not p.requires_grad]
+            missing = [n for n, p in outside if p.requires_grad]
+        return [
+            ("frozen", frozen, ""),
+            ("without a gradient", without, ""),
+            (
+                "trainable, and in no group of this optimizer",
+                missing,
+                "add them by optimizer.add_param_group, or let another optimizer update them",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        if not self._moves:
+            return "No step with a gradient was watched yet: make some, then print this again."
+        lines = [f"{self.steps} steps of polarstep.Muon", ""]
+        header = ("role", "rule", "parameters", "tensors", "‖ΔX‖/‖X‖ a step", "lr")
+        table: list[tuple[str, ...]] = [header]
+        table += [row.cells() for row in self._rows()]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        for cells in table:
+            padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+            lines.append("  ".join(padded).rstrip())
+        lines.append("")
+        lines += [f"{words}: {_listed(names)}" for words, names, _ in self._apart() if names]
+        if self._times:
+            step, rest = (median(times) for times in zip(*self._times, strict=True))
+            lines.append(
+                f"time: {1000 * step:.3g} ms a step of the optimizer, "
+                f"{step / (step + rest):.0%} of a training step"
+            )
+        if problems := self.problems:
+            lines += ["", "Looks wrong:", *(f"- {problem}" for problem in problems)]
+        else:
+            lines += ["", "Nothing looks wrong."]
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+
+@dataclass
+class _Row:
+    """The parameters of one role that one rule updates."""
+
+    role: str
+    rule: str
+    lr: float
+    base_lr: float
+    entries: int = 0
+    tensors: int = 0
+    shares: dict[str, float] = field(default_factory=dict)  # the median over steps, by parameter
+    broken: list[str] = field(default_factory=list)
+
+    def add(self, name: str, p: Tensor, moves: _Moves | None) -> None:
+        self.entries += p.numel()
+        self.tensors += 1
+        if moves is not None:
+            self.shares[name] = median(moves.shares)
+            if not moves.is_finite:
+                self.broken.append(name)
+
+    @property
+    def moved(self) -> list[float]:
+        """The sizes of steps, of parameters that had a size before and moved."""
+        return [share for share in self.shares.values() if 0 < share < float("inf")]
+
+    def cells(self) -> tuple[str, ...]:
+        size = "–"
+        if self.moved:
+            size = f"{median(self.moved):.1e}"
+            if len(self.moved) > 1:
+                size += f" ({min(self.moved):.0e} … {max(self.moved):.0e})"
+        lr = (
+            f"{self.base_lr:g}"
+            if self.lr == self.base_lr
+            else f"{self.base_lr:g}, now {self.lr:.3g}"
+        )
+        return self.role, self.rule, f"{self.entries:,}", f"{self.tensors:,}", size, lr
+
+    def problems(self) -> Iterator[str]:
+        title = f"{self.role} by {self.rule}" if self.role != "–" else self.rule
+        # At the start of a warm-up every step is short. Steps are in proportion to the rate.
+        height = self.base_lr / self.lr if self.lr > 0 else 1.0
+        still = [name for name, share in self.shares.items() if share == 0]
+        hardly = [n for n, share in self.shares.items() if 0 < share * height < HARDLY]
+        far = [n for n, share in self.shares.items() if TOO_FAR < share < float("inf")]
+        if self.broken:
+            yield (
+                f"{_listed(self.broken)} ({title}) has entries that are not finite: lower the rate, "
+                'or give nonfinite="skip"'
+            )
+        if still and self.lr > 0:
+            yield (
+                f"{_listed(still)} ({title}) has a gradient and does not move: its gradient is zero, "
+                "or its lr_factor"
+            )
+        elif still:
+            yield f"{_listed(still)} ({title}) does not move: lr is 0 now"
+        if hardly:
+            yield (
+                f"{_listed(hardly)} ({title}) moves by less than {HARDLY:g} of its norm a step: the "
+                f"rate of {self.base_lr:g} is low; 0.02 is usual for muon_for"
+            )
+        if far:
+            yield (
+                f"{_listed(far)} ({title}) moves by more than {TOO_FAR:g} of its norm a step: the "
+                f"rate of {self.base_lr:g} is high; 0.02 is usual for muon_for"
+            )
+
+
+def _now() -> float:
+    """The time on the host, when all that was asked of a GPU is done."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
+    return ", ".join(names[:NAMES]) + more
