@@ -1,38 +1,42 @@
-"""Parameter groups: the parameters of a group, their names, and how they are read as matrices.
+"""Parameter groups: what callers give, parameters and names, and how these are read as matrices.
 
 A group is a plain dict, as torch requires. ``group["algorithm"]`` names the algorithm that updates its
-parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or the name of another rule in :data:`ELEMENTWISE`. What
-options it has, and which values they accept, is in :mod:`polarstep.options`.
+parameters: ``"muon"``, ``"adamw"``, ``"sgd"`` or the name of another rule of :mod:`polarstep.others`.
+What options it has, and which values they accept, is in :mod:`polarstep.options`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from polarstep.flattened import check_whole
 from polarstep.matrix import MatrixView
 from polarstep.rates import resolve_scale
 
 __all__ = [
     "NAMELESS",
-    "PER_PARAMETER",
     "Group",
     "Nonfinite",
     "Rounding",
     "check_new",
     "check_params",
+    "check_unflattened",
+    "check_whole",
     "is_by_norm",
     "is_transposed",
     "labelled_params",
+    "listed_group",
+    "listed_params",
     "named_params",
+    "named_uniquely",
     "scale_of",
     "view_of",
     "views_of",
+    "with_names",
 ]
 
 Group = dict[str, Any]
@@ -43,8 +47,64 @@ Rounding = Literal["nearest", "compensated"]
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
-# Lists in a group with an entry for each parameter, where a group has them.
-PER_PARAMETER = ("param_names",)
+# FSDP1 sets this on every parameter that it has laid end to end with others.
+FLATTENED = "_fsdp_flattened"
+USE_FSDP2 = (
+    "expected FSDP2, torch.distributed.fsdp.fully_shard(model), whose parameters keep their shapes; or, "
+    "where nothing need be cut, FullyShardedDataParallel with "
+    "sharding_strategy=ShardingStrategy.NO_SHARD and use_orig_params=True"
+)
+
+
+def listed_params(params: Any) -> list[Any]:
+    """The parameters, named parameters or groups that :class:`polarstep.Muon` was given, as a list."""
+    if isinstance(params, torch.nn.Module):
+        raise TypeError(
+            f"params is a {type(params).__name__}, a whole model: let polarstep.muon_for(model) "
+            "choose its hidden matrices, or give parameters"
+        )
+    if isinstance(params, Tensor) or not isinstance(params, Iterable):
+        raise TypeError(
+            f"params is a {type(params).__name__}: expected parameters or groups of them, as "
+            "model.parameters() with its brackets"
+        )
+    if isinstance(params, dict) and "params" in params:
+        raise TypeError(
+            "params is a dict with the key 'params', a single parameter group: expected a list of "
+            'groups, as [{"params": ...}]'
+        )
+    given = list(params)
+    if not given:
+        raise ValueError(
+            "params is empty: expected at least one parameter. A generator, as model.parameters() "
+            "returns, can be read once: make it anew for every use, or give a list"
+        )
+    return given
+
+
+def listed_group(group: Group) -> Group:
+    """``group`` with its parameters as a list, and names as a list of their own, as in torch."""
+    if "params" not in group:
+        raise ValueError(
+            f"a parameter group has no 'params', only {', '.join(group)}; "
+            "expected {'params': [...], ...}"
+        )
+    params = group["params"]
+    if isinstance(params, Tensor):
+        params = [params]
+    elif not isinstance(params, Iterable):
+        raise TypeError(
+            f"params is a {type(params).__name__}: expected a list of parameters, as "
+            "list(module.parameters())"
+        )
+    elif isinstance(params, set):
+        raise TypeError("parameters in a set have no order, which a checkpoint needs; give a list")
+    else:
+        params = list(params)
+    if params and all(isinstance(p, tuple) for p in params):
+        names = [name for name, _ in params]
+        return group | {"params": [p for _, p in params], "param_names": names}
+    return group | {"params": params}
 
 
 def check_params(group: Group, before: Sequence[Group] = ()) -> None:
@@ -122,6 +182,36 @@ def _instead_of(found: object) -> str:
     if isinstance(found, torch.nn.Module):
         return "give the parameters() of a module, or the whole model to polarstep.muon_for"
     return "give one flat list of parameters"
+
+
+def check_unflattened(model: nn.Module) -> None:
+    """Raise if FSDP1 has cut some part of ``model`` into flat slices, in which no matrix is whole."""
+    if not any(getattr(p, FLATTENED, False) for p in model.parameters()):
+        return
+    # Imported here, as most programs do without it.
+    from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
+
+    for path, module in model.named_modules():
+        if not isinstance(module, FullyShardedDataParallel):
+            continue
+        marked = [name for name, p in module.named_parameters() if getattr(p, FLATTENED, False)]
+        cut = module.sharding_strategy != ShardingStrategy.NO_SHARD
+        if marked and (cut or any(name.endswith("_flat_param") for name in marked)):
+            where = f"has at {path!r}" if path else "is"
+            raise ValueError(
+                f"model {where} a FullyShardedDataParallel (FSDP1), which keeps parameters in flat "
+                f"vectors, where Muon needs whole matrices: {USE_FSDP2}"
+            )
+
+
+def check_whole(params: Iterable[tuple[str, Tensor]]) -> None:
+    """Raise for the first of some named parameters of Muon that FSDP1 has made a vector."""
+    for name, p in params:
+        if p.ndim < 2 and getattr(p, FLATTENED, False):
+            raise ValueError(
+                f"{name} has shape {tuple(p.shape)}, as FullyShardedDataParallel (FSDP1) keeps "
+                f"parameters in flat vectors, where Muon needs whole matrices: {USE_FSDP2}"
+            )
 
 
 def named_params(group: Group) -> Iterator[tuple[str, Tensor]]:
@@ -208,3 +298,38 @@ def scale_of(group: Group, device: torch.device) -> Callable[[int, int], float]:
         return scaled
 
     return factor
+
+
+def with_names(group: Group, others: Sequence[Group], known: Mapping[int, str]) -> Group:
+    """``group`` with names for its parameters if ``others`` have them: torch wants all or none.
+
+    ``known`` has names in the model by the ids of parameters. If another parameter has the name already,
+    as an old head that a new head replaces, a number is added.
+    """
+    if "param_names" in group or not any("param_names" in other for other in others):
+        return group
+    first = sum(len(other["params"]) for other in others)
+    taken = {name for other in others for name in other.get("param_names") or ()}
+    names = []
+    for i, p in enumerate(group["params"]):
+        names.append(_unused(known.get(id(p), f"{NAMELESS}{first + i}"), taken))
+        taken.add(names[-1])
+    return group | {"param_names": names}
+
+
+def named_uniquely(group: Group, others: Sequence[Group]) -> Group:
+    """``group`` with a ``"name"`` that no other group has: the name given, its role or its algorithm.
+
+    Monitors of learning rates show the name, and Lightning's refuses two groups of one name.
+    """
+    base = group.get("name") or group.get("role") or group["algorithm"]
+    return group | {"name": _unused(base, {other.get("name") for other in others})}
+
+
+def _unused(base: str, taken: Container[Any]) -> str:
+    """``base``, or ``base`` with the first number from 2 on that makes it a name not yet taken."""
+    name, count = base, 1
+    while name in taken:
+        count += 1
+        name = f"{base}-{count}"
+    return name

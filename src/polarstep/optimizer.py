@@ -14,24 +14,32 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
 from polarstep.bucket import Draws, PolarHook
+from polarstep.checked_values import with_known_names
 from polarstep.checkpoints.checkpoint import Checkpointed
 from polarstep.context import inference_mode_off, not_compiled, numeric_context, on_device
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.engines.replay import ReplayedStep
-from polarstep.given import listed_group, listed_params
-from polarstep.groups import Group, Nonfinite, Rounding, check_new, check_params
-from polarstep.guards.captured import (
+from polarstep.groups import (
+    Group,
+    Nonfinite,
+    Rounding,
+    check_new,
+    check_params,
+    listed_group,
+    listed_params,
+    named_uniquely,
+    with_names,
+)
+from polarstep.maps import NewtonSchulz, PolarMap
+from polarstep.matrix import Layout as MatrixLayout
+from polarstep.mistakes import (
+    MistakeWarnings,
+    Sizes,
     check_draws,
     check_started,
     refuse_measuring,
     refuse_shared,
 )
-from polarstep.guards.mistakes import MistakeWarnings
-from polarstep.guards.resized import Sizes
-from polarstep.maps import NewtonSchulz, PolarMap
-from polarstep.matrix import Layout as MatrixLayout
-from polarstep.misnamed import with_known_names
-from polarstep.names import named_uniquely, with_names
 from polarstep.options import complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.over_ranks import StepOverRanks

@@ -1,6 +1,6 @@
 """The options of parameter groups: the keys of each algorithm, their defaults and accepted values.
 
-A call checks everything before it changes anything.
+A group is checked when it is made, loaded, or found changed by a step, before anything else happens.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ import torch
 from torch import Tensor
 
 from polarstep.checked_values import (
+    MEANINGLESS,
+    REMEDIES,
     check_at_least_zero,
     check_bool,
     check_fraction,
     check_integer,
+    check_one_of,
     is_integer,
     is_number,
 )
-from polarstep.groups import PER_PARAMETER, Group, Nonfinite, Rounding, check_params
+from polarstep.groups import Group, Nonfinite, Rounding
 from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
-from polarstep.misnamed import REMEDIES, SYNONYMS
 from polarstep.others import ELEMENTWISE, RESERVED, WITHOUT_DECAY, defaults_of, options_of
 from polarstep.ranks.plans import check_plan
 from polarstep.rates import resolve_scale
@@ -34,16 +36,14 @@ __all__ = [
     "CheckedOptions",
     "check_and_normalize",
     "check_lr",
-    "check_ours",
+    "check_new_options",
     "complete",
+    "defaults_for",
     "known_options",
-    "restored",
 ]
 
 # The precisions in which momentum can be kept; None is the parameter's own.
 MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
-# Options of other optimizers that would change a step, and that no rule here has.
-WITHOUT = ("maximize", "amsgrad", "differentiable", "cautious_wd")
 # A scheduler that multiplies and adds its way to zero may end a rounding error below it: torch's
 # LinearLR(end_factor=0) at −3.7e-19. That counts as zero.
 ROUNDING = 1e-12
@@ -52,59 +52,60 @@ ALONE = 3e-4
 # What a group counts itself, and no option that a user gives.
 COUNTED = {"step"}
 # What a group holds beside options.
-NO_OPTIONS = {"params", *PER_PARAMETER, *COUNTED}
-# torch raises an error of its own where it multiplies by a larger number in 32 or 16 bits.
-LARGEST = torch.finfo(torch.bfloat16).max
+NO_OPTIONS = {"params", "param_names", *COUNTED}
+
+# How each option of a Muon group is checked, and the remedy in the error.
+Check = Callable[[str, Any, str], None]
+OF_MUON: dict[str, tuple[Check, str]] = {
+    "momentum": (check_fraction, "the paper's schedule for K=10,000 gives 0.99"),
+    "weight_decay": (check_at_least_zero, WITHOUT_DECAY),
+    "lr_factor": (check_at_least_zero, "1 leaves lr as it is"),
+    "nesterov": (check_bool, "False is Polyak's momentum"),
+    "fused": (check_bool, "False is without the fused kernels"),
+    "split_repeats": (
+        lambda option, value, remedy: check_integer(option, value, 1, remedy),
+        "it says how often the parts come in turn, as the number of heads; 1 is for parts in one piece",
+    ),
+}
+# What an option may be, and the remedy in the error.
+CHOICES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "layout": (get_args(Layout), ""),
+    "momentum_dtype": (MOMENTA, "None keeps momentum in the precision of the parameter"),
+}
+CHOICES_OF_ALL: dict[str, tuple[tuple[Any, ...], str]] = {
+    "nonfinite": (get_args(Nonfinite), ""),
+    "rounding": (get_args(Rounding), ""),
+}
 
 
 def complete(group: Group, muon_defaults: Group) -> Group:
     """``group`` with its algorithm's defaults filled in and every value checked."""
     group = {"algorithm": "muon"} | group
-    defaults = _defaults_of(group["algorithm"], muon_defaults)
+    defaults = defaults_for(group["algorithm"], muon_defaults)
     _check_keys(group, muon_defaults)
     group = defaults | group
-    _check_and_normalize_new(group)
+    check_new_options(group)
     return group
 
 
-def restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
-    """A checkpoint's ``group``, checked; missing keys come from ``now``, the group it replaces.
-
-    What ``now`` lacks too comes from the defaults. Schedulers store keys of their own in a group, so
-    unknown keys are kept.
-    """
-    check_ours(group)
-    defaults = _defaults_of(group["algorithm"], muon_defaults)
-    if now is not None and now.get("algorithm", group["algorithm"]) == group["algorithm"]:
-        defaults = defaults | {key: now[key] for key in defaults if key in now}
-    if now is not None and "name" in now:
-        defaults = defaults | {"name": now["name"]}
-    group = defaults | group
-    _check_and_normalize_new(group)
-    check_params(group)
-    return group
+def defaults_for(algorithm: str, muon_defaults: Group) -> Group:
+    """The defaults of a group with ``algorithm``."""
+    if algorithm == "muon":
+        return muon_defaults
+    _check_algorithm(algorithm)
+    common = {option: muon_defaults[option] for option in CHOICES_OF_ALL}
+    defaults = defaults_of(ELEMENTWISE[algorithm])
+    if defaults["lr"] is None:
+        defaults["lr"] = ALONE
+    return defaults | common | {"lr_factor": 1.0}
 
 
-def check_ours(group: Group) -> None:
-    """Raise if a checkpoint's ``group`` was saved by another optimizer."""
-    if "algorithm" not in group:
-        if "betas" in group and "momentum" not in group:
-            raise ValueError(
-                "the checkpoint is AdamW's: expected the state_dict() of a polarstep.Muon. To go over "
-                "from AdamW, its weights are enough: Muon's momentum begins at zero, so warm up again. "
-                "To keep AdamW's moments of the parameters that AdamW goes on updating: "
-                "optimizer.load_state_dict(polarstep.convert.state_dict(theirs, optimizer, "
-                "params=model.parameters()))"
-            )
-        only = ", ".join(map(str, group))
-        raise ValueError(
-            f"a parameter group of the checkpoint has no 'algorithm', only {only}: "
-            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads that of other Muon "
-            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
-        )
+def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
+    """The names of the options that a group with ``algorithm`` has."""
+    return set(defaults_for(algorithm, muon_defaults))
 
 
-def _check_and_normalize_new(group: Group) -> None:
+def check_new_options(group: Group) -> None:
     """:func:`check_and_normalize`, with the value of an lr in a tensor, and sizes of parts as tuples."""
     check_and_normalize(group)
     check_lr(float(group["lr"]))
@@ -113,28 +114,10 @@ def _check_and_normalize_new(group: Group) -> None:
             group[option] = tuple(group[option])
 
 
-def _defaults_of(algorithm: str, muon_defaults: Group) -> Group:
-    if algorithm == "muon":
-        return muon_defaults
-    _check_algorithm(algorithm)
-    common = {option: muon_defaults[option] for option in ("nonfinite", "rounding")}
-    defaults = defaults_of(ELEMENTWISE[algorithm])
-    if defaults["lr"] is None:
-        defaults["lr"] = ALONE
-    return defaults | common | {"lr_factor": 1.0}
-
-
-def known_options(algorithm: str, muon_defaults: Group) -> set[str]:
-    """The names of the options that a group with ``algorithm`` has, as users give them."""
-    return set(_defaults_of(algorithm, muon_defaults))
-
-
 def check_and_normalize(group: Group) -> None:
     """Raise a ``ValueError`` or ``TypeError`` for the first bad or missing option of a group.
 
-    Options that may be written in several ways are rewritten to the way that a step reads: an ``lr`` a
-    rounding error below zero, and ``polar="auto"``. Users may write to a group between
-    steps, so a step calls this for a group in which something has changed (:class:`CheckedOptions`).
+    An ``lr`` a rounding error below zero, and ``polar="auto"``, are rewritten to what a step reads.
     """
     try:
         _check_and_normalize(group)
@@ -147,7 +130,7 @@ def check_and_normalize(group: Group) -> None:
 
 
 class CheckedOptions:
-    """The options of an optimizer's groups when they were last checked."""
+    """The options of an optimizer's groups when they were last checked; users may write to a group."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[str, Any]] = {}  # by the number of the group
@@ -171,70 +154,28 @@ def _check_and_normalize(group: Group) -> None:
     check_lr(group["lr"])
     if not isinstance(group["lr"], Tensor) and -ROUNDING <= group["lr"] < 0:
         group["lr"] = 0.0
-    if group["lr_factor"] is not None or algorithm == "muon":
-        check_at_least_zero("lr_factor", group["lr_factor"], "1 leaves lr as it is")
-    for option, names in (("nonfinite", get_args(Nonfinite)), ("rounding", get_args(Rounding))):
-        if group[option] not in names:
-            raise ValueError(f"{option}={group[option]!r}: expected one of {', '.join(names)}")
+    for option, (choices, remedy) in CHOICES_OF_ALL.items():
+        check_one_of(option, group[option], choices, remedy)
     if group.get("plan") is not None:
         check_plan(group["plan"])
-    own = () if algorithm == "muon" else options_of(ELEMENTWISE[algorithm])
-    for option in WITHOUT:
-        if group.get(option) and option not in own:
-            raise ValueError(
-                f"option {option}={group[option]!r} in a group with algorithm={algorithm!r}: "
-                f"{REMEDIES[option]}"
-            )
     if algorithm == "muon":
         _check_and_normalize_muon(group)
     else:
-        build: Callable[..., Any] = ELEMENTWISE[algorithm]
+        if group["lr_factor"] is not None:  # None is still to be measured
+            check_at_least_zero("lr_factor", group["lr_factor"], "1 leaves lr as it is")
         # A rule checks its options when it is built. lr is left out: in a group it may be a tensor.
+        build: Callable[..., Any] = ELEMENTWISE[algorithm]
+        own = options_of(ELEMENTWISE[algorithm])
         build(**{option: group[option] for option in own if option != "lr"})
     if algorithm in ("muon", "adamw"):
         _check_decay(group)
-    _check_range(group)
-
-
-def _check_decay(group: Group) -> None:
-    """Raise for a decoupled weight decay that turns the sign of every entry: 1 − ηλ < 0."""
-    lr, decay = group["lr"], group["weight_decay"]
-    if not isinstance(lr, Tensor) and lr * decay > 1:
-        raise ValueError(
-            f"weight_decay={decay:g} with lr={lr:g}: a step would multiply every entry by "
-            f"1 − lr·weight_decay = {1 - lr * decay:.3g}, and expected is a number from 0 to 1; "
-            f"0.05 is usual, and 1/lr = {1 / lr:.3g} the largest"
-        )
-
-
-def _check_range(group: Group) -> None:
-    """Raise for a step that no precision but float64 can take, unless all parameters are in float64."""
-    lr, factor = group["lr"], group["lr_factor"] or 0
-    if isinstance(lr, Tensor) or lr * max(factor, 1) <= LARGEST:
-        return
-    narrow = {p.dtype for p in group.get("params", ()) if isinstance(p, Tensor)} - {torch.float64}
-    if narrow:
-        dtypes = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
-        raise ValueError(
-            f"lr={lr}{f' times lr_factor={factor}' * (factor > 1)} in a group with parameters in "
-            f"{dtypes}: expected at most {LARGEST:.3g}, the largest number there; 0.02 is usual for Muon"
-        )
-
-
-def _check_algorithm(algorithm: str) -> None:
-    if not isinstance(algorithm, str) or algorithm not in ("muon", *ELEMENTWISE):
-        known = ", ".join(("muon", *ELEMENTWISE))
-        raise ValueError(
-            f"algorithm={algorithm!r}: expected one of {known}; a rule of your own is known once its "
-            "class is defined, so import its module before"
-        )
 
 
 def _check_and_normalize_muon(group: Group) -> None:
-    check_fraction("momentum", group["momentum"], "the paper's schedule for K=10,000 gives 0.99")
-    check_at_least_zero("weight_decay", group["weight_decay"], WITHOUT_DECAY)
-    check_bool("nesterov", group["nesterov"], "False is Polyak's momentum")
-    check_bool("fused", group["fused"], "False is without the fused kernels")
+    for option, (check, remedy) in OF_MUON.items():
+        check(option, group[option], remedy)
+    for option, (choices, remedy) in CHOICES.items():
+        check_one_of(option, group[option], choices, remedy)
     if group["polar"] == "auto":
         group["polar"] = Auto()
     if not isinstance(group["polar"], PolarMap):
@@ -247,10 +188,6 @@ def _check_and_normalize_muon(group: Group) -> None:
     for option in ("polar", "transform"):
         _check_hashable(option, group[option])
     resolve_scale(group["shape_scale"])
-    if group["layout"] not in get_args(Layout):
-        raise ValueError(
-            f"layout={group['layout']!r}: expected one of {', '.join(get_args(Layout))}"
-        )
     if not is_integer(group["seed"]):
         raise TypeError(f"seed={group['seed']!r}: expected an integer, as 0")
     for option, what in (("split_sizes", "rows"), ("split_columns", "columns")):
@@ -260,17 +197,38 @@ def _check_and_normalize_muon(group: Group) -> None:
                 f"{option}={split!r}: expected the {what} of each matrix, integers, "
                 "as (768, 256, 256)"
             )
-    check_integer(
-        "split_repeats",
-        group["split_repeats"],
-        1,
-        "it says how often the parts come in turn, as the number of heads, and is 1 if each part lies "
-        "in one piece",
-    )
-    if group["momentum_dtype"] not in MOMENTA:
+
+
+def _check_algorithm(algorithm: str) -> None:
+    if not isinstance(algorithm, str) or algorithm not in ("muon", *ELEMENTWISE):
+        known = ", ".join(("muon", *ELEMENTWISE))
         raise ValueError(
-            f"momentum_dtype={group['momentum_dtype']!r}: expected one of "
-            f"{', '.join(map(str, MOMENTA))}; None keeps momentum in the precision of the parameter"
+            f"algorithm={algorithm!r}: expected one of {known}; a rule of your own is known once its "
+            "class is defined, so import its module before"
+        )
+
+
+def check_lr(lr: float | Tensor) -> None:
+    """Raise for a bad lr; the value of a tensor is not read, which would wait for its device."""
+    if isinstance(lr, Tensor):
+        if lr.numel() != 1:
+            raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")
+    elif not is_number(lr):
+        raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
+    elif not -ROUNDING <= lr < math.inf:
+        raise ValueError(
+            f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon, 3e-4 for AdamW"
+        )
+
+
+def _check_decay(group: Group) -> None:
+    """Raise for a decoupled weight decay that turns the sign of every entry: 1 − ηλ < 0."""
+    lr, decay = group["lr"], group["weight_decay"]
+    if not isinstance(lr, Tensor) and lr * decay > 1:
+        raise ValueError(
+            f"weight_decay={decay:g} with lr={lr:g}: a step would multiply every entry by "
+            f"1 − lr·weight_decay = {1 - lr * decay:.3g}, and expected is a number from 0 to 1; "
+            f"0.05 is usual, and 1/lr = {1 / lr:.3g} the largest"
         )
 
 
@@ -298,11 +256,10 @@ def _check_hashable(option: str, value: object) -> None:
 
 
 def _check_keys(group: Group, muon_defaults: Group) -> None:
-    """Raise for options of another algorithm, misspelt options, and synonyms of ours.
+    """Raise for options of another algorithm, misspelt options, and those of other optimizers.
 
     torch lets a group carry any key, and so do we. But ``betas`` in a Muon group, ``momentun`` or
-    ``wd`` would have no effect, unnoticed for a whole training run. A misspelt option of another
-    algorithm is refused, too.
+    ``wd`` would have no effect, unnoticed for a whole training run.
     """
     algorithm = group["algorithm"]
     if group.get("use_muon", algorithm == "muon") != (algorithm == "muon"):
@@ -310,32 +267,20 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
             f"use_muon={group['use_muon']} in a group with algorithm={algorithm!r}: expected no key "
             'use_muon, as algorithm decides; give "algorithm": "muon", or "adamw" for use_muon=False'
         )
-    own, muon = (known_options(each, muon_defaults) for each in (algorithm, "muon"))
-    others = muon.union(*map(options_of, ELEMENTWISE.values())) - own - set(RESERVED)
-    for key in sorted(set(group) - own - set(RESERVED)):
-        close = difflib.get_close_matches(key.lower(), own - COUNTED, n=1, cutoff=0.8)
-        meant = SYNONYMS[key] if SYNONYMS.get(key) in own else close[0] if close else None
-        hint = f"did you mean {meant!r}? " if meant else ""
-        if not meant and key not in others:
-            foreign = difflib.get_close_matches(key.lower(), others - COUNTED, n=1, cutoff=0.8)
-            hint = (
-                f"it is like {foreign[0]!r}, which only other algorithms have; " if foreign else ""
-            )
+    own = known_options(algorithm, muon_defaults)
+    others = known_options("muon", muon_defaults).union(*map(options_of, ELEMENTWISE.values()))
+    for key in sorted(set(group) - own - {*RESERVED}):
+        if key in MEANINGLESS or (key in REMEDIES and not group[key]):
+            continue  # torch's own groups have such keys
+        if key == "lr_scale" and algorithm != "muon":
+            continue  # a key of timm's schedulers
+        names = (own | others) - COUNTED
+        close = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.8)
+        hint = f"did you mean {close[0]!r}? " if close else ""
+        if key in REMEDIES:
+            hint = f"{REMEDIES[key]}; "
         if key in others or hint:
             raise ValueError(
                 f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
                 f"expected some of {', '.join(sorted(own - COUNTED))}"
             )
-
-
-def check_lr(lr: float | Tensor) -> None:
-    """Raise for a bad lr; the value of a tensor is not read, which would wait for its device."""
-    if isinstance(lr, Tensor):
-        if lr.numel() != 1:
-            raise ValueError(f"lr has shape {tuple(lr.shape)}: expected a number or one element")
-    elif not is_number(lr):
-        raise TypeError(f"lr={lr!r}: expected a finite number ≥ 0, or a tensor with one element")
-    elif not -ROUNDING <= lr < math.inf:
-        raise ValueError(
-            f"lr={lr}: expected a finite number ≥ 0; 0.02 is usual for Muon, 3e-4 for AdamW"
-        )

@@ -26,9 +26,14 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
-from polarstep.checked_values import check_at_least_zero, check_bool, check_fraction, is_number
+from polarstep.checked_values import (
+    check_arguments,
+    check_at_least_zero,
+    check_bool,
+    check_fraction,
+    is_number,
+)
 from polarstep.groups import Group
-from polarstep.misnamed import check_arguments
 from polarstep.ranks.layout import is_sharded, local
 from polarstep.rates import as_rule_sees, in_proportion
 from polarstep.state import State, is_compensated, momentum_dtype, put_compensated, rounding_error

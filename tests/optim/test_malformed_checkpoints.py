@@ -98,17 +98,6 @@ def test_a_hook_may_put_the_state_right():
     assert str(optimizer.state_dict()["state"]) == str(good["state"])
 
 
-def test_a_count_that_is_a_plain_number_is_taken():
-    """Checkpoints of old AdamW optimizers have such a count."""
-    optimizer, content = stepped(), copy.deepcopy(stepped().state_dict())
-    content["state"][1]["step"] = 7
-    optimizer.load_state_dict(content)
-    b = optimizer.param_groups[1]["params"][0]
-    assert optimizer.state[b]["step"].item() == 7
-    optimizer.step()
-    assert optimizer.state[b]["step"].item() == 8
-
-
 def test_a_count_that_was_taken_out_between_steps_is_named():
     b = Parameter(torch.zeros(5))
     optimizer = Muon([{"params": [b], "algorithm": AdamW.algorithm}])

@@ -123,21 +123,16 @@ def test_bad_parameters(params, error, message):
         ({"algorithm": "adam"}, r"algorithm='adam': expected one of muon, adamw, sgd"),
         ({"betas": (0.9, 0.99)}, r"option 'betas' in a group with algorithm='muon'"),
         ({"momentun": 0.9}, r"option 'momentun'.*did you mean 'momentum'\?"),
-        ({"learning_rate": 0.1}, r"option 'learning_rate'.*did you mean 'lr'\?"),
-        ({"wd": 0.1}, r"option 'wd'.*did you mean 'weight_decay'\?"),
+        ({"learning_rate": 0.1}, r"option 'learning_rate'.*: give lr; expected some of"),
+        ({"wd": 0.1}, r"option 'wd'.*: give weight_decay;"),
         ({"LR": 0.1}, r"option 'LR'.*did you mean 'lr'\?"),
         ({"Momentum": 0.9}, r"option 'Momentum'.*did you mean 'momentum'\?"),
-        (
-            {"Betas": (0.9, 0.99)},
-            r"option 'Betas'.*it is like 'betas', which only other algorithms",
-        ),
-        ({"algorithm": "adamw", "wd": 0.1}, r"option 'wd'.*'adamw': did you mean 'weight_decay'\?"),
-        ({"ns_steps": 5}, r"option 'ns_steps'.*did you mean 'polar'\?"),
-        ({"steps": 5}, r"option 'steps'.*did you mean 'polar'\?"),
-        ({"adjust_lr": "rms_norm"}, r"option 'adjust_lr'.*did you mean 'shape_scale'\?"),
-        ({"flatten": True}, r"option 'flatten'.*did you mean 'layout'\?"),
-        ({"cautious_wd": True}, r"option cautious_wd=True.*weight decay here is without it"),
-        ({"algorithm": "adamw", "epsilon": 1e-7}, r"option 'epsilon'.*did you mean 'eps'\?"),
+        ({"algorithm": "adamw", "wd": 0.1}, r"option 'wd'.*'adamw': give weight_decay;"),
+        ({"ns_steps": 5}, r"option 'ns_steps'.*give polar=polarstep\.NewtonSchulz\(steps,"),
+        ({"adjust_lr": "rms_norm"}, r"option 'adjust_lr'.*give shape_scale=\"fan-ratio\" for"),
+        ({"flatten": True}, r"option 'flatten'.*give layout="),
+        ({"cautious_wd": True}, r"option 'cautious_wd'.*weight decay here is without it"),
+        ({"algorithm": "adamw", "epsilon": 1e-7}, r"option 'epsilon'.*give eps;"),
         ({"algorithm": "adamw", "beta2": 0.99}, r"option 'beta2'.*did you mean 'betas'\?"),
         (
             {"use_muon": False},
@@ -148,9 +143,9 @@ def test_bad_parameters(params, error, message):
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
         ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0.* 3e-4 for AdamW"),
         ({"algorithm": "adamw", "nonfinite": "no"}, r"nonfinite='no': expected one of"),
-        ({"maximize": True}, r"option maximize=True in a group.*'muon': leave it out, and negate"),
-        ({"algorithm": "adamw", "amsgrad": True}, r"option amsgrad=True.*AdamW here is without it"),
-        ({"differentiable": True}, r"option differentiable=True.*no gradient flows through"),
+        ({"maximize": True}, r"option 'maximize' in a group.*'muon': leave it out, and negate"),
+        ({"algorithm": "adamw", "amsgrad": True}, r"option 'amsgrad'.*AdamW here is without it"),
+        ({"differentiable": True}, r"option 'differentiable'.*no gradient flows through"),
         ({"plan": "ownr"}, r"plan='ownr': expected one of auto, local, owner, replicated, gather"),
         ({"algorithm": "sgd", "momentum": 1}, r"momentum=1: expected 0 ≤ momentum < 1"),
         ({"algorithm": "sgd", "momentum": 0}, r"nesterov=True needs momentum > 0; set nesterov"),
@@ -243,28 +238,9 @@ def test_rules_check_their_own():
         ("muon", "nonfinite", "zzz", "nonfinite='zzz': expected one of propagate, skip"),
         ("muon", "momentum", 2, "momentum=2: expected 0 ≤ momentum < 1"),
         ("muon", "lr", -0.1, r"lr=-0\.1: expected a finite number ≥ 0"),
-        (
-            "muon",
-            "lr",
-            1e300,
-            r"lr=1e\+300 in a group with parameters in float32: expected at most 3\.3",
-        ),
-        (
-            "adamw",
-            "lr",
-            1e39,
-            r"lr=1e\+39 in a group with parameters in float32: expected at most 3\.39",
-        ),
-        (
-            "muon",
-            "lr_factor",
-            1e300,
-            r"lr=0\.02 times lr_factor=1e\+300 in a group with .* float32: exp",
-        ),
         ("muon", "split_sizes", (2.0, 2.0), "expected the rows of each matrix, integers"),
         ("muon", "split_sizes", (3, 3), "sum to 6, but the weight has 4 rows"),
         ("muon", "algorithm", "adam", "algorithm='adam': expected one of muon, adamw, sgd"),
-        ("muon", "maximize", True, "option maximize=True .*negate the loss"),
         ("muon", "plan", "ownr", "plan='ownr': expected one of auto, local"),
         ("muon", "algorithm", "adamw", "algorithm='adamw' has no 'betas': expected all options of"),
         ("adamw", "algorithm", "sgd", "algorithm='sgd' has no 'momentum': expected all options"),
@@ -284,22 +260,6 @@ def test_bad_options_between_steps_change_nothing(algorithm, option, value, mess
     with pytest.raises((TypeError, ValueError), match=message):
         optimizer.step()
     assert str(([good, bad], optimizer.state)) == str(before)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_learning_rate_beyond_the_precision_is_refused(dtype):
-    W = Parameter(gaussian(4, 6).to(dtype))
-    optimizer = Muon([W], lr=0.1)
-    message = rf"lr=1e\+39 in a group .* in {str(dtype)[6:]}: expected at most 3\.39e\+38"
-    with pytest.raises(ValueError, match=message):
-        Muon([W], lr=1e39)
-    with pytest.raises(ValueError, match=message):
-        optimizer.add_param_group({"params": [Parameter(gaussian(4, 6).to(dtype))], "lr": 1e39})
-    assert len(optimizer.param_groups) == 1
-    wide = Parameter(gaussian(4, 6))
-    wide.grad = torch.ones_like(wide)
-    Muon([wide], lr=1e39).step()  # float64 has such numbers
-    assert wide.isfinite().all()
 
 
 def test_a_list_of_splits_between_steps_is_as_good_as_a_tuple():

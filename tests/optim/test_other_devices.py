@@ -15,7 +15,8 @@ from tests.spectra import gaussian
 from torch import Tensor
 
 import polarstep as ps
-from polarstep import SGD, AdamW, elementwise, muon_for
+from polarstep import SGD, AdamW, muon_for
+from polarstep import others as rules
 from polarstep.certificate import Monitor
 
 
@@ -34,7 +35,7 @@ def test_a_step_on_the_meta_device(others):
 
 @pytest.mark.parametrize("others", [AdamW(), SGD()])
 def test_skipping_without_a_fused_rule(others, monkeypatch):
-    monkeypatch.setattr(elementwise, "_has_fused", lambda p: False)
+    monkeypatch.setattr(rules, "_has_fused", lambda p: False)
     model = mlp(8, 8, 8, 2)
     optimizer = muon_for(model, others=others, nonfinite="skip")
     model(torch.ones(2, 8)).square().mean().backward()

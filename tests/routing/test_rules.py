@@ -194,7 +194,7 @@ ERRORS = {
     "unknown target": (
         lambda: muon_for(mlp(3, 3, 3), rules=[("*", "adam")]),
         TypeError,
-        r"rules\[0\] \('\*'\) has the target 'adam': expected AdamW",
+        r"rules\[0\] \('\*'\) has the target 'adam': expected polarstep\.AdamW",
     ),
     "algorithm in options": (
         lambda: muon_for(mlp(3, 3, 3), rules=[("*", {"algorithm": "sgd"})]),

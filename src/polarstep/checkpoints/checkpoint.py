@@ -8,7 +8,7 @@ groups before it changes any.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,21 +16,20 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
 from polarstep import maps
-from polarstep.checkpoints.content import check_groups, check_state
 from polarstep.checkpoints.matching import (
     check_order,
+    check_ours,
     check_sizes,
-    mixed,
+    check_unmixed,
     named_in_order,
-    regroup,
 )
-from polarstep.checkpoints.plain import decoded_group, encoded_group
+from polarstep.checkpoints.plain import decoded_group, encoded, encoded_group
 from polarstep.context import user_stacklevel
-from polarstep.groups import Group, named_params
-from polarstep.guards.resized import check_shapes
+from polarstep.groups import Group, check_params, named_params
 from polarstep.maps import Finder, PolarMap, sketches
 from polarstep.maps.sketches import Sketch
-from polarstep.options import restored
+from polarstep.mistakes import check_shapes
+from polarstep.options import check_new_options, defaults_for, known_options
 from polarstep.others import ELEMENTWISE, check_buffers, counter_device
 from polarstep.ranks.unstarted import drop_placeholders, has_ranks, placeholders
 from polarstep.state import MOMENTUM_STATE, State, momentum_dtype, name_of, stored_dtype
@@ -127,48 +126,30 @@ class Checkpointed(Optimizer):
         the next step casts it.
         """
         check_groups(state_dict)
-        saved_groups = [named_in_order(group) for group in state_dict["param_groups"]]
-        groups, before = self.param_groups, list(self.param_groups)
-        told = regroup(groups, saved_groups)
-        try:
-            self._load(state_dict | {"param_groups": saved_groups})
-        except Exception:
-            groups[:] = before  # a checkpoint that is refused changes nothing
-            raise
-        for words in (told, mixed(state_dict["param_groups"])):
-            if words is not None:
-                warnings.warn(words, stacklevel=user_stacklevel())
-
-    def _load(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint whose parameters are in the same groups.
-
-        Groups that other code has put into the optimizer, as Lightning does when it resumes a run, may
-        hold parameters and no options.
-        """
+        check_unmixed(state_dict["param_groups"])
+        saved = [named_in_order(group) for group in state_dict["param_groups"]]
         if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
-            check_sizes(self.param_groups, state_dict["param_groups"])
-        running = dict(enumerate(self.param_groups))
-        groups = [
-            decoded_group(group, self.defaults | running.get(index, {}))
-            for index, group in enumerate(state_dict["param_groups"])
-        ]
+            check_sizes(self.param_groups, saved)
         seen: list[dict[str, Any]] = []
 
         def last(_: Optimizer, given: dict[str, Any]) -> dict[str, Any]:
-            """Check the checkpoint as the user's hooks have left it."""
+            """Check and decode the checkpoint as the user's hooks have left it."""
             check_groups(given)
             check_state(given)
             check_order(self.param_groups, given["param_groups"])
-            seen.append(given | {"param_groups": self._with_own(given["param_groups"])})
+            seen.append(given | {"param_groups": self._decoded(given["param_groups"])})
             return seen[0]
 
+        before = [dict(group) for group in self.param_groups]
         handle = self.register_load_state_dict_pre_hook(last)
         self._being_loaded = seen
         try:
-            super().load_state_dict(state_dict | {"param_groups": groups})
+            super().load_state_dict(state_dict | {"param_groups": saved})
         finally:
             self._being_loaded = ()
             handle.remove()
+        if told := told_of_changes(before, self.param_groups, self.defaults):
+            warnings.warn(told, stacklevel=user_stacklevel())
 
     def _undo_casts(self, content: dict[str, Any]) -> None:
         """Take from ``content``, a checkpoint just loaded, what torch has cast but a step keeps.
@@ -185,12 +166,11 @@ class Checkpointed(Optimizer):
                         self.state[p][name] = value.to(p.device, copy=True)
         drop_placeholders(self.param_groups, self.state)
 
-    def _with_own(self, saved: Sequence[Group]) -> list[Group]:
-        """The groups of a checkpoint, with this optimizer's names, and without functions.
+    def _decoded(self, saved: Sequence[Group]) -> list[Group]:
+        """The groups of a checkpoint with maps and other objects, and with this optimizer's names.
 
-        Options that are left out stay as they are here; torch would copy a function with everything it
-        encloses. A user's hook may have put in the optimizer's own ``state_dict()``, so options are
-        decoded once more.
+        A function as ``shape_scale`` is left out, so that it stays as it is here: torch would copy it
+        with everything it encloses.
         """
         found = []
         for index, group in enumerate(saved):
@@ -200,9 +180,8 @@ class Checkpointed(Optimizer):
             options.pop("param_names", None)
             if "param_names" in now:
                 options["param_names"] = now["param_names"]
-            if callable(options.get("shape_scale")) and options["shape_scale"] is known.get(
-                "shape_scale"
-            ):
+            scale = options.get("shape_scale")
+            if callable(scale) and scale is known.get("shape_scale"):
                 del options["shape_scale"]
             found.append(options)
         return found
@@ -219,8 +198,7 @@ class Checkpointed(Optimizer):
         groups = state["param_groups"]
         unpickled = "param_groups" not in self.__dict__
         now = [None] * len(groups) if unpickled else self.param_groups
-        filled = [restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
-        _modernize(groups, state.get("state", {}))
+        filled = [_restored(group, old, defaults) for group, old in zip(groups, now, strict=True)]
         _check_buffers(groups, state.get("state", {}))
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
@@ -256,17 +234,6 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
     return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
 
 
-def _modernize(groups: Sequence[Group], state: State) -> None:
-    """Write entries as torch keeps them today: no momentum that is None, no count that is a number."""
-    for of_parameter in (state.get(p) for group in groups for p in group["params"]):
-        if not isinstance(of_parameter, dict):
-            continue
-        if of_parameter.get("momentum_buffer", ...) is None:
-            del of_parameter["momentum_buffer"]
-        if isinstance(of_parameter.get("step"), int | float):  # before torch 1.12
-            of_parameter["step"] = torch.tensor(float(of_parameter["step"]))
-
-
 def _check_buffers(groups: Sequence[Group], state: State) -> None:
     """Raise if the state of a parameter does not fit it."""
     for group in groups:
@@ -277,3 +244,116 @@ def _check_buffers(groups: Sequence[Group], state: State) -> None:
             if of_parameter and group["algorithm"] in ELEMENTWISE:
                 check_buffers(name, of_parameter, ELEMENTWISE[group["algorithm"]])
             check_shapes(name, p, of_parameter, group)
+
+
+def _restored(group: Group, now: Group | None, muon_defaults: Group) -> Group:
+    """A checkpoint's ``group``, checked; missing keys come from ``now``, the group it replaces.
+
+    What ``now`` lacks too comes from the defaults. Schedulers store keys of their own in a group, so
+    unknown keys are kept.
+    """
+    check_ours(group)
+    defaults = defaults_for(group["algorithm"], muon_defaults)
+    if now is not None and now.get("algorithm", group["algorithm"]) == group["algorithm"]:
+        defaults = defaults | {key: now[key] for key in defaults if key in now}
+    if now is not None and "name" in now:
+        defaults = defaults | {"name": now["name"]}
+    group = defaults | group
+    check_new_options(group)
+    check_params(group)
+    return group
+
+
+# Options that change during a run, so that a checkpoint may well have others.
+CHANGING = {"lr", "lr_factor", "momentum", "betas", "step"}
+
+
+def told_of_changes(
+    before: Sequence[Group], now: Sequence[Group], muon_defaults: Group
+) -> str | None:
+    """A warning if a checkpoint has replaced options of this optimizer; else ``None``."""
+    changed, keys = list[str](), list[str]()
+    for old, new in zip(before, now, strict=True):
+        if old.get("algorithm") != new["algorithm"]:
+            changed.append(f"algorithm={old.get('algorithm')} → {new['algorithm']}")
+            continue
+        for key in sorted(known_options(new["algorithm"], muon_defaults) - CHANGING):
+            if key in old and encoded(old[key]) != encoded(new[key]):
+                changed.append(f"{key}={old[key]} → {new[key]}")
+                keys.append(key)
+    if not changed:
+        return None
+    told = (
+        "the checkpoint had other options than this optimizer, which goes on with those of the "
+        f"checkpoint: {', '.join(dict.fromkeys(changed))}"
+    )
+    if not keys:
+        return f"{told}. For this optimizer's rules load the weights of the model alone"
+    return (
+        f"{told}. To keep this optimizer's, take them out of the checkpoint before it is loaded: "
+        'for group in state_dict["param_groups"]: '
+        f"[group.pop(key, None) for key in {list(dict.fromkeys(keys))}]"
+    )
+
+
+REMEDY = (
+    "expected what optimizer.state_dict() returned; where the file is damaged or was edited, load an "
+    "earlier checkpoint"
+)
+
+
+def check_groups(state_dict: object) -> None:
+    """Raise if ``state_dict`` is not an optimizer's, or its groups cannot be parameter groups."""
+    if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
+        only = ""
+        if isinstance(state_dict, Mapping) and state_dict:
+            only = f", only {', '.join(map(repr, list(state_dict)[:6]))}"
+        raise TypeError(
+            f"state_dict is a {type(state_dict).__name__} without 'state' and 'param_groups'{only}: "
+            "expected what optimizer.state_dict() returned; in a checkpoint of a whole run it is one of "
+            'the entries, as checkpoint["optimizer"]'
+        )
+    groups = state_dict["param_groups"]
+    if not isinstance(groups, list | tuple):
+        raise TypeError(
+            f"'param_groups' of the checkpoint is {_told(groups)}, and not a list: {REMEDY}"
+        )
+    for index, group in enumerate(groups):
+        _check_group(f"group {index} of the checkpoint", group)
+
+
+def _check_group(title: str, group: object) -> None:
+    """Raise if ``group`` is not a dict with a list of parameters."""
+    if not isinstance(group, dict):
+        raise TypeError(f"{title} is {_told(group)}, and not a dict: {REMEDY}")
+    if "params" not in group:
+        only = ", ".join(map(repr, list(group)[:6])) or "nothing"
+        raise ValueError(f"{title} has no 'params', only {only}: {REMEDY}")
+    for key in ("params", "param_names"):
+        found = group.get(key)
+        if not isinstance(found, list | tuple) and not (found is None and key != "params"):
+            raise TypeError(f"{title} has {key}={found!r}, and not a list: {REMEDY}")
+    bad = [p for p in group["params"] if not isinstance(p, Hashable)]
+    if bad:
+        raise TypeError(
+            f"{title} has {bad[0]!r} in its 'params', and not the number of a parameter: {REMEDY}"
+        )
+
+
+def check_state(state_dict: Mapping[str, Any]) -> None:
+    """Raise if the state of a parameter in the groups of ``state_dict`` is not a dict."""
+    state = state_dict["state"]
+    if not isinstance(state, Mapping):
+        raise TypeError(f"'state' of the checkpoint is {_told(state)}, and not a dict: {REMEDY}")
+    for group in state_dict["param_groups"]:
+        for key in group["params"]:
+            if key in state and not isinstance(state[key], Mapping):
+                raise TypeError(
+                    f"the state of parameter {key!r} in the checkpoint is {_told(state[key])}, and not "
+                    f"a dict: {REMEDY}"
+                )
+
+
+def _told(found: object) -> str:
+    """The kind of a value that is out of place."""
+    return "None" if found is None else f"a {type(found).__name__}"

@@ -1,11 +1,10 @@
 """Which parameter of a checkpoint is which parameter of the optimizer.
 
-torch matches parameters by their order. Here names count where both sides have names:
+torch matches parameters by their order. Here names must agree with it where both sides have names:
 
-- the same names in another order or in other groups: the groups of the checkpoint are taken over;
 - no name in common, as in a renamed model, or no names at all: the order counts, as in torch;
-- some names in common and others not, as where another layer is frozen: an error. Matched by order,
-  layers would get the momentum of other layers of their shape, in silence.
+- some names in common, and another order, other groups or other names beside them, as where another
+  layer is frozen: an error. Layers would get the momentum of other layers of their shape.
 
 Prefixes of wrappers, as DDP's ``module.``, make no difference.
 """
@@ -16,15 +15,33 @@ import re
 from collections.abc import Sequence
 from itertools import chain
 
-from polarstep.groups import NAMELESS, PER_PARAMETER, Group
-from polarstep.options import check_ours
+from polarstep.groups import NAMELESS, Group
 from polarstep.routing.anatomy import unwrapped
 
-__all__ = ["check_order", "check_sizes", "mixed", "named_in_order", "regroup"]
+__all__ = ["check_order", "check_ours", "check_sizes", "check_unmixed", "named_in_order"]
 
 # The names that add_param_group makes up for parameters without names: they say no more than the order.
 MADE_UP = re.compile(rf"{NAMELESS}\d+(-\d+)?")
 SHOWN = 3  # names of each side in an error
+
+
+def check_ours(group: Group) -> None:
+    """Raise if a checkpoint's ``group`` was saved by another optimizer."""
+    if "algorithm" not in group:
+        if "betas" in group and "momentum" not in group:
+            raise ValueError(
+                "the checkpoint is AdamW's: expected the state_dict() of a polarstep.Muon. To go over "
+                "from AdamW, its weights are enough: Muon's momentum begins at zero, so warm up again. "
+                "To keep AdamW's moments of the parameters that AdamW goes on updating: "
+                "optimizer.load_state_dict(polarstep.convert.state_dict(theirs, optimizer, "
+                "params=model.parameters()))"
+            )
+        only = ", ".join(map(str, group))
+        raise ValueError(
+            f"a parameter group of the checkpoint has no 'algorithm', only {only}: "
+            "expected the state_dict() of a polarstep.Muon; polarstep.convert reads that of other Muon "
+            "optimizers, as load_state_dict(polarstep.convert.state_dict(theirs, optimizer))"
+        )
 
 
 def named_in_order(group: Group) -> Group:
@@ -36,18 +53,14 @@ def named_in_order(group: Group) -> Group:
     params, names = group.get("params") or (), group.get("param_names") or ()
     if not names or list(params) == list(names) or not all(isinstance(p, str) for p in params):
         return group
+    if set(params) <= set(names):
+        return group | {"param_names": list(params)}
     # Where a user has given other names, they do not say which parameter is meant, and the order counts.
-    known = set(params) <= set(names)
-    reordered = {key: value for key, value in group.items() if key not in PER_PARAMETER}
-    for key in PER_PARAMETER:
-        of_name = dict(zip(names, group.get(key) or (), strict=False))
-        if known and of_name.keys() >= set(params):
-            reordered[key] = [of_name[name] for name in params]
-    return reordered
+    return {key: value for key, value in group.items() if key != "param_names"}
 
 
-def mixed(saved: Sequence[Group]) -> str | None:
-    """A warning where ``torch.distributed.checkpoint`` has mixed groups up; else ``None``.
+def check_unmixed(saved: Sequence[Group]) -> None:
+    """Raise where ``torch.distributed.checkpoint`` has mixed groups up.
 
     It fills a group of the optimizer that loads with the options of a saved group that shares a
     parameter with it. The result has the ``"params"`` of the first and the ``"param_names"`` of the
@@ -60,50 +73,14 @@ def mixed(saved: Sequence[Group]) -> str | None:
         for name in group["params"]
         if name not in names
     ]
-    if not apart:
-        return None
-    return (
-        f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
-        "torch.distributed.checkpoint gives a group one set of options: learning rate and other options "
-        "may belong to other parameters. Expected the groups of the run that was saved: freeze and "
-        "unfreeze the same layers, add the same groups, and make the optimizer with the same rules"
-    )
-
-
-def regroup(groups: list[Group], saved: Sequence[Group]) -> str | None:
-    """Group the parameters as the checkpoint does, if it has the same names in other groups.
-
-    The checkpoint may come from a version that routes a parameter differently, or from a run in which
-    other layers were frozen. The run then goes on with the groups it was saved with; returns a warning
-    that says so, or ``None``.
-    """
-    then, now = _names_of(saved, groups)
-    all_then, all_now = (list(chain.from_iterable(names)) for names in (then, now))
-    if then == now or not all([*then, *now]) or None in (*all_then, *all_now):
-        return None
-    if set(all_then) != set(all_now) or not len(set(all_now)) == len(all_now) == len(all_then):
-        return None
-    owners = {
-        name: (p, own, group)
-        for group, names in zip(groups, now, strict=True)
-        for name, p, own in zip(names, group["params"], group["param_names"], strict=True)
-    }
-    groups[:] = [
-        owners[names[0]][2]
-        | {
-            "params": [owners[name][0] for name in names],
-            "param_names": [owners[name][1] for name in names],
-        }
-        for names in then
-    ]
-    otherwise = "in another order, or in other groups, than this optimizer had them"
-    if len(then) != len(now):
-        otherwise = f"in {len(then)} groups, and this optimizer had them in {len(now)}"
-    return (
-        f"the checkpoint has its parameters {otherwise}: its groups and their rules are taken over. "
-        "Make learning-rate schedulers after load_state_dict; for this version's routing, start "
-        "with a new optimizer"
-    )
+    if apart:
+        raise ValueError(
+            f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
+            "torch.distributed.checkpoint gives a group one set of options: learning rate and other "
+            "options would be those of other parameters. Expected the groups of the run that was "
+            "saved: freeze and unfreeze the same layers, add the same groups, and make the optimizer "
+            "with the same rules"
+        )
 
 
 def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
@@ -122,7 +99,7 @@ def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
         f"the checkpoint has groups of {sizes_then} parameters, and the optimizer "
         f"groups of {sizes_now}{told}. Expected the same "
         "parameters in the same groups: build the model as it was, freeze and unfreeze the same layers, "
-        "and make the optimizer with the same arguments"
+        "and make the optimizer with the same arguments by the same version of polarstep"
     )
 
 

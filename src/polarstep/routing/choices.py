@@ -20,8 +20,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from polarstep.checked_values import is_integer
-from polarstep.flattened import check_unflattened
-from polarstep.groups import Group
+from polarstep.groups import Group, check_unflattened
 from polarstep.matrix import Layout
 from polarstep.options import check_lr
 from polarstep.others import Elementwise, beside, no_rule

@@ -17,11 +17,10 @@ from typing import Any, Literal, ParamSpec, Protocol, overload
 import torch
 from torch import Tensor, nn
 
-from polarstep.flattened import check_unflattened
-from polarstep.groups import Nonfinite, Rounding
+from polarstep.checked_values import check_arguments, with_known_names
+from polarstep.groups import Nonfinite, Rounding, check_unflattened
 from polarstep.maps import PolarMap
 from polarstep.matrix import Layout
-from polarstep.misnamed import check_arguments, with_known_names
 from polarstep.optimizer import Muon
 from polarstep.options import check_lr
 from polarstep.others import AdamW, Elementwise, no_rule
