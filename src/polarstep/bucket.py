@@ -1,25 +1,25 @@
 """A bucket: the matrices that go through a polar map as one batch in a step.
 
-They have a :class:`Signature` in common: shape, precision, device, polar map, and the step if the map
+They have a :class:`BucketKey` in common: shape, precision, device, polar map, and the step if the map
 draws other random numbers at other steps. They may be of several groups and parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from polarstep import kernels, rng
 from polarstep.cuda_graphs import in_a_graph
+from polarstep.numerics import fitting
 from polarstep.groups import Group, is_by_norm, is_transposed
-from polarstep.maps import Draw, MapState, Polar, PolarMap
+from polarstep.maps import MapState, Draw, Polar, PolarMap
 from polarstep.maps.result import Captured, Factors
 from polarstep.matrix import MatrixView
-from polarstep.numerics import fitting
 from polarstep.ranks.layout import whole
 from polarstep.state import State, entry, recalled, remember
 from polarstep.stepping.collect import Work
@@ -31,8 +31,10 @@ __all__ = [
     "Engine",
     "Member",
     "Observed",
+    "Parts",
+    "PartsOfT",
     "PolarHook",
-    "Signature",
+    "BucketKey",
     "TensorBucket",
     "all_recalled",
     "in_parts",
@@ -46,7 +48,7 @@ MOST_DRAWN = 64
 
 
 @dataclass(frozen=True)
-class Signature:
+class BucketKey:
     """What the matrices of a bucket have in common."""
 
     polar: PolarMap  # the map that runs on this shape
@@ -130,27 +132,37 @@ class Observed:
 
 PolarHook = Callable[[Observed], None]
 
+# Parts of T that lie in one tensor, each with its index in it.
+Parts = list[tuple[tuple[int, slice], Tensor]]
+
+
+class PartsOfT(NamedTuple):
+    """For each member of a bucket that ranks share: this rank's parts of T."""
+
+    shapes: list[tuple[int, int, int]]  # of this rank's tensor, as (batch, rows, columns)
+    parts: list[Parts]
+
 
 class Bucket:
     """The matrices of a bucket. A subclass knows where their carry lies from step to step."""
 
-    def __init__(self, signature: Signature, members: list[Member]) -> None:
-        self.signature, self.members = signature, members
+    def __init__(self, key: BucketKey, members: list[Member]) -> None:
+        self.key, self.members = key, members
 
     @property
     def map(self) -> PolarMap:
         """T, the transform included."""
-        return self.signature.polar
+        return self.key.polar
 
     def carry(self) -> MapState:
         """What the last step left for this one."""
         raise NotImplementedError
 
-    def draw(self, *, shown: bool) -> Draw:
+    def draw(self) -> Draw:
         """The random numbers of this step, and which matrices it skips."""
         raise NotImplementedError
 
-    def keep(self, left: MapState) -> None:
+    def keep(self, left: Any) -> None:
         """Keep what this step leaves for the next one."""
         raise NotImplementedError
 
@@ -161,7 +173,7 @@ class Bucket:
         return Observed(
             self.map,
             step,
-            self.signature.drawn_at(step)[1],
+            self.key.drawn_at(step)[1],
             tuple(member.name for member in owners),
             tuple(member.param for member in owners),
             polar.M,
@@ -177,7 +189,7 @@ class Engine(Protocol):
     def momentum(self, b: Any) -> Tensor:
         """``C ← βC + G`` in place, and M of the bucket's matrices as one batch (count, m, n)."""
 
-    def update(self, b: Any, polar: Polar) -> None:
+    def update(self, b: Any, polar: Any) -> None:
         """``X ← (1 − ηλ)X − η·scale·T``: decoupled weight decay, then the step."""
 
 
@@ -186,25 +198,24 @@ class TensorBucket(Bucket):
 
     def __init__(
         self,
-        signature: Signature,
+        key: BucketKey,
         members: list[Member],
         state: State,
         numbers: Callable[[], Tensor | None],
     ) -> None:
-        super().__init__(signature, members)
+        super().__init__(key, members)
         self.state, self._numbers = state, numbers
         self.counts = [member.count for member in members]
 
     @property
     def nbytes(self) -> int:
         """The bytes of M."""
-        return (
-            sum(self.counts) * self.signature.m * self.signature.n * self.signature.dtype.itemsize
-        )
+        its = self.key
+        return sum(self.counts) * its.m * its.n * its.dtype.itemsize
 
     def carry(self) -> MapState:
         """A copy of what the state holds, which this step may write to."""
-        its = self.signature
+        its = self.key
         if its.resumed:
             return MapState.joined(all_recalled(its, self.members, self.state))
         return self.map.init(sum(self.counts), its.m, its.n, its.device, its.dtype)
@@ -220,11 +231,14 @@ class TensorBucket(Bucket):
                 if key in of_parameter:
                     of_parameter[key] = whole(of_parameter[key])
 
-    def draw(self, *, shown: bool) -> Draw:
-        """The numbers of this step, and a flag for each matrix if some may be skipped."""
-        return Draw(self._numbers(), self._finite(), shown=shown)
+    def draw(self, of: Sequence[int] | None = None) -> Draw:
+        """The numbers of this step, and a flag for each matrix if some may be skipped.
 
-    def _finite(self) -> Tensor | None:
+        ``of`` has the numbers of the matrices that are computed here; by default all are.
+        """
+        return Draw(self._numbers(), self._finite(of))
+
+    def _finite(self, of: Sequence[int] | None) -> Tensor | None:
         """A number per matrix, zero if its gradient is not finite; ``None`` if nothing is skipped."""
         if all(member.work.finite is None for member in self.members):
             return None
@@ -235,6 +249,7 @@ class TensorBucket(Bucket):
             for member in self.members
             for _ in range(member.count)
         ]
+        flags = flags if of is None else [flags[j] for j in of]
         return torch.stack(flags).to(torch.float32)
 
     def keep(self, left: MapState) -> None:
@@ -251,21 +266,21 @@ class Draws:
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], Tensor] = {}
 
-    def numbers(self, signature: Signature) -> Tensor | None:
+    def numbers(self, its: BucketKey) -> Tensor | None:
         """The random numbers of a bucket's step, if it needs any.
 
         Inside a CUDA graph they are not kept, as every replay draws new numbers.
         """
-        needed, key = signature.drawn_at(signature.step)
+        needed, key = its.drawn_at(its.step)
         if needed is None:
             return None
         constant = not needed and not in_a_graph()
-        m, n, device = signature.m, signature.n, signature.device
-        place = (*key, signature.polar, device, signature.dtype)
+        m, n, device = its.m, its.n, its.device
+        place = (*key, its.polar, device, its.dtype)
         if constant and place in self._kept:
             return self._kept[place]
-        dtype = torch.promote_types(signature.dtype, torch.float32)
-        drawn = signature.polar.draw(m, n, rng.generator(*key, device=device), dtype)
+        dtype = torch.promote_types(its.dtype, torch.float32)
+        drawn = its.polar.draw(m, n, rng.generator(*key, device=device), dtype)
         numbers = fitting(drawn, device)
         if constant:
             if len(self._kept) >= MOST_DRAWN:
@@ -274,8 +289,8 @@ class Draws:
         return numbers
 
 
-def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature, Member]]:
-    """The blocks of one parameter, each with the signature of its bucket."""
+def members_of(work: Work, index: int, state: State) -> Iterator[tuple[BucketKey, Member]]:
+    """The blocks of one parameter, each with the key of its bucket."""
     p, group, view = work.params[index], work.group, work.views[index]
     if view.rows * view.cols > kernels.MOST_ENTRIES and kernels.available(p.device):
         raise ValueError(
@@ -287,7 +302,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
         polar = group["polar"].on(m, n, p.device)
         if group["transform"] is not None:
             polar = followed(polar, group["transform"], transposed=is_transposed(group))
-        signature = Signature(
+        key = BucketKey(
             polar=polar,
             seed=group["seed"],
             # A group that was added later has taken fewer steps than the others.
@@ -301,12 +316,11 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[Signature
             resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
             by_norm=is_by_norm(group),
         )
-        yield signature, Member(work, index, block)
+        yield key, Member(work, index, block)
 
 
-def all_recalled(signature: Signature, members: Iterable[Member], state: State) -> list[MapState]:
+def all_recalled(its: BucketKey, members: Iterable[Member], state: State) -> list[MapState]:
     """The last step's carry of each member of a bucket that continues from it."""
-    its = signature
     found = (
         recalled(state[member.param], member.block, its.polar, member.count, its.m, its.n)
         for member in members

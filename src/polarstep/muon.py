@@ -30,7 +30,7 @@ from polarstep.bucket import (
     Engine,
     Member,
     PolarHook,
-    Signature,
+    BucketKey,
     TensorBucket,
     in_parts,
     members_of,
@@ -139,7 +139,7 @@ def buckets_of(
     works: Iterable[Work], state: State, draws: Draws, skip: Container[int] = ()
 ) -> Iterator[TensorBucket]:
     """The matrices that go through one map as one batch, whichever groups and parameters they are in."""
-    found: dict[tuple[Signature, bool], list[Member]] = {}
+    found: dict[tuple[BucketKey, bool], list[Member]] = {}
     for work in works:
         for index, p in enumerate(work.params):
             if p.numel() and id(p) not in skip:

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels, rng
-from polarstep.bucket import Bucket, Member, Signature, all_recalled
+from polarstep.bucket import Bucket, Member, BucketKey, all_recalled
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.groups import Group, view_of
-from polarstep.maps import Draw, MapState, Polar
+from polarstep.maps import MapState, Draw, Polar
 from polarstep.matrix import MatrixView
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
@@ -124,15 +124,15 @@ def offsets(member: Member) -> list[int]:
 class FusedBucket(Bucket):
     """The tensors of a bucket that outlive a step; its members have no gradients."""
 
-    def __init__(self, signature: Signature, members: list[Member]) -> None:
-        super().__init__(signature, members)
+    def __init__(self, key: BucketKey, members: list[Member]) -> None:
+        super().__init__(key, members)
         self.count = sum(member.count for member in members)
-        none = torch.empty(0, device=signature.device)
+        none = torch.empty(0, device=key.device)
         self.addresses = none  # (4, count): addresses of G, C and X, and entries from row to row
         self.strided = False  # whether some matrices are parts of wider ones
         self.scalars = none  # (3, count): β, 1 − ηλ, η·scale
         self.draws = False  # whether this step draws random numbers
-        self.dtype = ops_of(signature.device).dtype(torch.float32)  # of M and of products
+        self.dtype = ops_of(key.device).dtype(torch.float32)  # of M and of products
         self.finite: Tensor | None = None  # (count,): zero where a gradient is not finite
         self.squares: Tensor | None = None  # (count, parts): the squares of M, added up in parts
         self._carry = MapState()
@@ -143,7 +143,7 @@ class FusedBucket(Bucket):
     @property
     def nbytes(self) -> int:
         """The bytes of M, which the memory of a step is proportional to."""
-        return self.count * self.signature.m * self.signature.n * self.dtype.itemsize
+        return self.count * self.key.m * self.key.n * self.dtype.itemsize
 
     def place(self) -> tuple[int, ...]:
         """Addresses of the tensors that a step works on; a graph is bound to them."""
@@ -154,7 +154,7 @@ class FusedBucket(Bucket):
     @property
     def carries(self) -> bool:
         """Whether the map has state."""
-        return bool(self.signature.polar.carries)
+        return bool(self.key.polar.carries)
 
     def of(self, members: list[Member]) -> FusedBucket:
         """This bucket for ``members``; the carry stays with the parameters that were in it."""
@@ -171,7 +171,7 @@ class FusedBucket(Bucket):
         :func:`~polarstep.engines.replay_plan.fill_tables` fills the tables. ``recalls`` is false where
         the carry of the last step is known to be in place.
         """
-        its = self.signature
+        its = self.key
         if its.skips_nonfinite:
             flags = [
                 of_group[member.index]
@@ -202,9 +202,9 @@ class FusedBucket(Bucket):
         """The last step's carry, where :meth:`prepare` has put it."""
         return self._carry
 
-    def draw(self, *, shown: bool) -> Draw:
+    def draw(self) -> Draw:
         """The numbers and flags that :meth:`prepare` has written."""
-        return Draw(self._numbers if self.draws else None, self.finite, self.squares, shown)
+        return Draw(self._numbers if self.draws else None, self.finite, self.squares)
 
     def keep(self, left: MapState) -> None:
         """Copy the new carry to where a graph reads it, except for parameters that are skipped.
@@ -214,8 +214,8 @@ class FusedBucket(Bucket):
         """
         if left is self._carry:
             return
-        known, widest = self._carry, torch.promote_types(self.signature.dtype, self.dtype)
-        kept = {k: carried_dtype(self.signature.polar, k, widest) for k in left}
+        known, widest = self._carry, torch.promote_types(self.key.dtype, self.dtype)
+        kept = {k: carried_dtype(self.key.polar, k, widest) for k in left}
         left = MapState(
             {k: t.to(kept[k]) if t.itemsize > kept[k].itemsize else t for k, t in left.items()}
         )
@@ -238,7 +238,7 @@ class FusedBucket(Bucket):
         Inside a CUDA graph of the user's own the carry is copied to where the graph reads it at the
         next replay.
         """
-        names = self.signature.polar.carries
+        names = self.key.polar.carries
         if not names or self._parts:
             return
         self._parts = self._carry.split([member.count for member in self.members])
@@ -260,7 +260,7 @@ class FusedBucket(Bucket):
         It is copied to where graphs of this bucket read it, if it has the same shape and precision. The
         state of no other parameter is there (:meth:`of`).
         """
-        known = all_recalled(self.signature, self.members, state)
+        known = all_recalled(self.key, self.members, state)
         ours = [id(tensor) for part in self._parts for tensor in part.values()]
         if ours and ours == [id(tensor) for carry in known for tensor in carry.values()]:
             return
@@ -283,7 +283,7 @@ class FusedEngine:
         from polarstep.kernels.momentum import momentum
         from polarstep.kernels.unit_size import to_unit_size
 
-        its = b.signature
+        its = b.key
         M = torch.empty(b.count, its.m, its.n, dtype=b.dtype, device=its.device)
         G, C, _, strides = b.addresses
         largest = momentum(
@@ -308,11 +308,11 @@ class FusedEngine:
         _, _, X, distances = b.addresses
         strides = distances if b.strided else None
         _, remains, size = b.scalars
-        if b.signature.by_norm:
+        if b.key.by_norm:
             size = corrected(size, polar, b.map)
         tables = (remains, size)
         where: dict[str, Any] = {
-            "element": b.signature.dtype,
+            "element": b.key.dtype,
             "finite": b.finite,
             "strides": strides,
         }

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from polarstep import kernels
-from polarstep.bucket import Member, PolarHook, Signature, in_parts, members_of
+from polarstep.bucket import Member, PolarHook, BucketKey, in_parts, members_of
 from polarstep.engines.fused import (
     FusedBucket,
     can_tabulate,
@@ -70,7 +70,7 @@ class ReplayedStep:
         self._streams_of: dict[torch.device, list[torch.cuda.Stream]] = {}
 
     @property
-    def buckets(self) -> dict[tuple[Signature, int], FusedBucket]:
+    def buckets(self) -> dict[tuple[BucketKey, int], FusedBucket]:
         """The buckets of the last step, by signature and part."""
         return self._plan.buckets
 
@@ -234,15 +234,15 @@ def _listed(group: Group) -> tuple[int, ...]:
 
 
 def _runs(
-    members: list[tuple[Signature, Member]],
+    members: list[tuple[BucketKey, Member]],
     first: int,
-    free: dict[tuple[Signature, int], FusedBucket],
-) -> Iterator[tuple[tuple[Signature, int], FusedBucket, int]]:
+    free: dict[tuple[BucketKey, int], FusedBucket],
+) -> Iterator[tuple[tuple[BucketKey, int], FusedBucket, int]]:
     """Each bucket's signature and part, the bucket, and the offset of its step.
 
     Buckets of the same signature in ``free`` are used again.
     """
-    buckets: dict[Signature, list[Member]] = {}
+    buckets: dict[BucketKey, list[Member]] = {}
     for signature, member in members:
         # A bucket outlives its step, so its signature holds the step relative to the first work.
         if signature.step is not None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polarstep.bucket import Signature
+from polarstep.bucket import BucketKey
 from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import ALIGNMENT, FusedBucket, lies_like, offsets
 from polarstep.groups import Group, is_by_norm, scale_of
@@ -47,7 +47,7 @@ class ReplayPlan:
     tables: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict)
     carried: list[int] = field(default_factory=list)  # ids of the last step's carried tensors
     recalls: bool = True  # whether this step's carries are other tensors than the last step's
-    buckets: dict[tuple[Signature, int], FusedBucket] = field(default_factory=dict)
+    buckets: dict[tuple[BucketKey, int], FusedBucket] = field(default_factory=dict)
     # The ids of the groups, and of their parameters.
     listed: dict[int, tuple[int, ...]] = field(default_factory=dict)
     comes_again: bool = False  # whether there was a step with this key before
@@ -75,7 +75,7 @@ class ReplayPlan:
         for bucket in self.runs:
             for member in bucket.members if bucket.carries else ():
                 _, keys = found.setdefault(id(member.param), (member.param, []))
-                keys += [entry(name, member.block) for name in bucket.signature.polar.carries]
+                keys += [entry(name, member.block) for name in bucket.key.polar.carries]
         return list(found.values())
 
     def carried_in(self, state: State) -> list[int]:
@@ -92,7 +92,7 @@ class ReplayPlan:
 
         The first step of a map with state does not repeat: it puts its carry into new memory.
         """
-        return all(b.signature.resumed or not b.carries for b in self.runs)
+        return all(b.key.resumed or not b.carries for b in self.runs)
 
     @cached_property
     def groups(self) -> list[Group]:
@@ -111,11 +111,11 @@ class ReplayPlan:
     @cached_property
     def devices(self) -> list[torch.device]:
         """The devices of the buckets."""
-        return list({bucket.signature.device: None for bucket in self.runs})
+        return list({bucket.key.device: None for bucket in self.runs})
 
     def runs_on(self, device: torch.device) -> list[FusedBucket]:
         """The buckets on one device."""
-        return [bucket for bucket in self.runs if bucket.signature.device == device]
+        return [bucket for bucket in self.runs if bucket.key.device == device]
 
 
 def still_lies(plan: ReplayPlan, state: State) -> bool:
@@ -206,7 +206,7 @@ def _lasting_rows(plan: ReplayPlan) -> list[list[list[int]]]:
     for bucket, corners in zip(plan.runs, plan.corners, strict=True):
         X, C = ([plan.lying[2 * i + which] + first for i, first in corners] for which in (0, 1))
         strides = [m.view.cols for m in bucket.members for _ in range(m.count)]
-        bucket.strided = any(stride != bucket.signature.n for stride in strides)
+        bucket.strided = any(stride != bucket.key.n for stride in strides)
         found.append([C, X, strides])
     return found
 
@@ -232,7 +232,7 @@ def _scales(group: Group, shapes: list[Shape]) -> dict[Shape, float]:
 
 
 def _shape(bucket: FusedBucket) -> Shape:
-    its = bucket.signature
+    its = bucket.key
     return its.m, its.n, its.device
 
 
@@ -265,9 +265,9 @@ def goes_on(plan: ReplayPlan, state: State) -> bool:
     """
     plan.recalls = not plan.carried or plan.carried != plan.carried_in(state)
     if not plan.recalls:
-        return all(bucket.signature.resumed for bucket in plan.runs if bucket.carries)
+        return all(bucket.key.resumed for bucket in plan.runs if bucket.carries)
     for bucket in plan.runs:
-        its = bucket.signature
+        its = bucket.key
         for member in bucket.members if bucket.carries else ():
             of_parameter, count = state[member.param], member.count
             known = recalled(of_parameter, member.block, its.polar, count, its.m, its.n)

@@ -8,16 +8,15 @@ known.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from polarstep.bucket import TensorBucket
+from polarstep.bucket import Parts, PartsOfT, TensorBucket
 from polarstep.groups import scale_of
 from polarstep.maps import Polar
 from polarstep.ops import ops_of
-from polarstep.ranks.gather import Gathering
 from polarstep.ranks.layout import is_sharded, local, placed_like
 from polarstep.rates import at_assumed_norm
 from polarstep.state import (
@@ -32,76 +31,95 @@ from polarstep.state import (
 )
 from polarstep.stepping.collect import Work
 
-__all__ = ["Target", "TorchEngine", "apply_updates"]
+if TYPE_CHECKING:
+    from polarstep.ranks.exchange import Gathering
+
+__all__ = ["ParameterUpdate", "TorchEngine"]
+
+
+# (X, T, the factor on T) of a parameter, both this rank's parts, once T of all its blocks is known.
+Known = tuple[Tensor, Tensor, Any]
 
 
 class TorchEngine:
     """Momentum and updates of one step, parameter by parameter."""
 
     def __init__(self) -> None:
-        self._targets: dict[int, Target] = {}
-        self._gathered: set[int] = set()  # parameters whose M has been asked for from all ranks
+        self._updates: dict[int, ParameterUpdate] = {}  # those that are not done yet, by id
 
-    def begin_gathering(self, b: TensorBucket) -> Exception | None:
-        """Begin to gather M of a bucket's parameters.
-
-        Returns an error of this rank. It has then sent zeros, as other ranks wait for its parts.
-        """
-        failed = None
-        for i, p in enumerate(member.param for member in b.members):
-            if id(p) not in self._gathered:
-                self._gathered.add(id(p))
-                try:
-                    self.targets(b)[i].begin_gathering()
-                except Exception as error:
-                    failed = failed or error
-                    Gathering(torch.zeros_like(local(p), dtype=momentum_dtype(p.dtype)), p)
-        return failed
-
-    def targets(self, b: TensorBucket) -> list[Target]:
-        """The parameters of a bucket's blocks."""
+    def of(self, b: TensorBucket) -> list[ParameterUpdate]:
+        """The updates of the parameters of a bucket's blocks."""
         for member in b.members:
-            if id(member.param) not in self._targets:
-                self._targets[id(member.param)] = Target(member.work, member.index, b.state)
-        return [self._targets[id(member.param)] for member in b.members]
+            if id(member.param) not in self._updates:
+                update = ParameterUpdate(member.work, member.index, b.state)
+                self._updates[id(member.param)] = update
+        return [self._updates[id(member.param)] for member in b.members]
+
+    def not_gathered(self, b: TensorBucket) -> list[Tensor]:
+        """The parameters of a bucket of which no part of M has been sent to other ranks."""
+        params = {id(member.param): member.param for member in b.members}
+        known = self._updates
+        return [p for i, p in params.items() if i not in known or known[i].gathering is None]
+
+    def local_momenta(self, b: TensorBucket) -> list[Tensor]:
+        """This rank's part of M of each member's parameter."""
+        return [update.local_momentum() for update in self.of(b)]
 
     def momentum(self, b: TensorBucket) -> Tensor:
         """M as one batch; each parameter writes its part in place where it can."""
-        targets, its = self.targets(b), b.signature
-        if len(targets) > 1 and all(target.writes_momentum() for target in targets):
+        updates, its = self.of(b), b.key
+        if len(updates) > 1 and all(each.writes_momentum() for each in updates):
             dtype = momentum_dtype(its.dtype)
             M = torch.empty(sum(b.counts), its.m, its.n, dtype=dtype, device=its.device)
-            for target, part in zip(targets, torch.split(M, b.counts), strict=True):
-                target.write_momentum(part)
+            for update, part in zip(updates, torch.split(M, b.counts), strict=True):
+                update.write_momentum(part)
             return M
         blocks = [
-            target.momentum(member.block) for target, member in zip(targets, b.members, strict=True)
+            update.momentum(member.block) for update, member in zip(updates, b.members, strict=True)
         ]
         return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
-    def update(self, b: TensorBucket, polar: Polar) -> None:
-        """Update X; T = LR is never stored where torch can add the product to X at once."""
-        targets = self.targets(b)
-        polar = at_assumed_norm(polar, b.map) if b.signature.by_norm else polar
+    def update(self, b: TensorBucket, T: Polar | PartsOfT) -> None:
+        """Update X, of each parameter when T of all its blocks is known."""
+        updates = self.of(b)
+        if isinstance(T, Polar):
+            known = self._from_polar(b, T, updates)
+        else:
+            known = [
+                update.take_parts(member.block, shape, parts)
+                for update, member, shape, parts in zip(updates, b.members, *T, strict=True)
+            ]
+        apply_updates(
+            (update, its) for update, its in zip(updates, known, strict=True) if its is not None
+        )
+        for update in updates:
+            if update.is_done:
+                self._updates.pop(id(update.p), None)
+
+    def _from_polar(
+        self, b: TensorBucket, polar: Polar, updates: list[ParameterUpdate]
+    ) -> list[Known | None]:
+        """T = LR is never stored where torch can add the product to X at once."""
+        polar = at_assumed_norm(polar, b.map) if b.key.by_norm else polar
         two = polar.two_factors
-        products_taken = [two is not None and t.takes_product(two[0].dtype) for t in targets]
+        products_taken = [two is not None and each.takes_product(two[0].dtype) for each in updates]
         if two is not None:
             halves = (torch.split(each, b.counts) for each in two)
-            for target, taken, L, R in zip(targets, products_taken, *halves, strict=True):
+            for update, taken, L, R in zip(updates, products_taken, *halves, strict=True):
                 if taken:
-                    target.take_product(L, R)
+                    update.take_product(L, R)
         if all(products_taken):
-            return
+            return [None] * len(updates)
         parts = torch.split(polar.dense.to(polar.M.dtype), b.counts)
-        ready: list[tuple[Target, tuple[Tensor, Tensor, Any]]] = []
-        for target, taken, member, T in zip(targets, products_taken, b.members, parts, strict=True):
-            update = None if taken else target.take(member.block, T)
-            if update is not None:
-                ready.append((target, update))
-        apply_updates(ready)
+        return [
+            None if taken else update.take(member.block, T)
+            for update, taken, member, T in zip(
+                updates, products_taken, b.members, parts, strict=True
+            )
+        ]
 
 
-class Target:
+class ParameterUpdate:
     """One parameter during one step."""
 
     def __init__(self, work: Work, index: int, state: State) -> None:
@@ -114,9 +132,16 @@ class Target:
         self._C = local(momentum_of(self.p, self._state, self._kept))
         self._advanced = False
         self._M: Tensor | None = None  # this rank's part of M
-        self._gathering: Gathering | None = None  # the whole of M, where it is sharded
+        self.gathering: Gathering | None = None  # the whole of M, where every rank gathers it
         self._blocks: list[Tensor] | None = None  # the blocks of M
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
+        self._U: Tensor | None = None  # T of this rank's part of X, where other ranks compute it
+        self._missing = len(self.view.shapes)  # the blocks whose T is not known yet
+
+    @property
+    def is_done(self) -> bool:
+        """Whether X has been updated, as far as :func:`apply_updates` does not do it."""
+        return self._missing == 0
 
     @property
     def has_one_block(self) -> bool:
@@ -147,14 +172,10 @@ class Target:
         G, C = (each.reshape(out.shape) for each in (self._G, self._C))
         torch.add(G, C, alpha=beta, out=out)
 
-    def begin_gathering(self) -> None:
-        """Begin to gather M of a sharded parameter."""
-        self._gathering = Gathering(self.local_momentum(), self.p)
-
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
         if self._blocks is None:
-            gathering = self._gathering
+            gathering = self.gathering
             M = self.local_momentum() if gathering is None else gathering.wait()
             self._blocks = self.view.blocks(M)
         return self._blocks[block]
@@ -217,16 +238,18 @@ class Target:
         """``X ← (1 − ηλ)X − η·scale·LR``."""
         X = self.p.view(self.view.shapes[0])
         X.baddbmm_(L, R, beta=self.remains(), alpha=self.sizes()[0])
+        self._missing -= 1
 
-    def take(self, block: int, T: Tensor) -> tuple[Tensor, Tensor, Any] | None:
+    def take(self, block: int, T: Tensor) -> Known | None:
         """(X, T, −η·scale) once T of all blocks is known, with ``T`` for ``block``; ``None`` before."""
+        self._missing -= 1
         sharded = is_sharded(self.p)
         if self.has_one_block and sharded:  # a rank keeps its own part of T at once
             T = placed_like(self.view.assemble([T], self.p.shape), self.p)
         self._T[block] = T
-        blocks = [each for each in self._T if each is not None]
-        if len(blocks) < len(self._T):
+        if self._missing:
             return None
+        blocks = [each for each in self._T if each is not None]
         sizes = self.sizes()
         size = sizes[0]
         if len(blocks) > 1 or isinstance(size, Tensor):
@@ -239,7 +262,27 @@ class Target:
         return local(self.p), local(update), size
 
 
-def apply_updates(ready: Iterable[tuple[Target, tuple[Tensor, Tensor, Any]]]) -> None:
+    def take_parts(
+        self, block: int, shape: tuple[int, int, int], parts: Parts
+    ) -> Known | None:
+        """Like :meth:`take`, where T comes in parts of this rank's tensor, read in ``shape``."""
+        self._missing -= 1
+        X, size = local(self.p), self.sizes()[block]
+        several = not self.has_one_block or isinstance(size, Tensor)
+        if X.numel() == 0:
+            if self.is_compensated and not self._missing:  # a checkpoint asks all ranks for R
+                rounding_error(self.p, self._state)
+            return None
+        if self._U is None:  # contiguous, also where X is in channels_last
+            self._U = torch.empty_like(X, memory_format=torch.contiguous_format)
+        for index, T in parts:
+            place = self._U.view(shape)[index]
+            T = T.to(self._U.dtype)
+            place.copy_(T * size if several else T)
+        return None if self._missing else (X, self._U, 1.0 if several else size)
+
+
+def apply_updates(ready: Iterable[tuple[ParameterUpdate, Known]]) -> None:
     """``X ← (1 − ηλ)X − η·scale·T``, grouped so that T is scaled and added in one pass."""
     alike: dict[tuple[float, float], tuple[list[Tensor], list[Tensor]]] = {}
     for target, (X, T, size) in ready:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
-from polarstep.bucket import Member, Signature
+from polarstep.bucket import Member, BucketKey
 from polarstep.maps import Draw
 from polarstep.ranks.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.state import State, entry, written_over
@@ -25,7 +25,7 @@ __all__ = ["found", "placements", "put", "shapes_of", "spans"]
 _SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {}
 
 
-def shapes_of(signature: Signature, dtype: torch.dtype) -> dict[str, tuple[int, ...]]:
+def shapes_of(signature: BucketKey, dtype: torch.dtype) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor that a step leaves for one matrix, from a step on a matrix of zeros."""
     its = signature
     if not its.polar.carries:

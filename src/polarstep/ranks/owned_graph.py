@@ -12,7 +12,7 @@ what is sent. The first three are copied to their places at each step, one more 
 Momentum, learning rates and the update of X are not in the graph, and carries arrive with the received
 parts, from the optimizer's state. So a loaded checkpoint or a new learning rate needs no new graph. If
 the matrices, maps, precisions or options of a bucket change, it gets a new
-:class:`~polarstep.ranks.owner.Trip`, whose graphs are captured anew.
+:class:`~polarstep.ranks.parts.Table`, for which graphs are captured anew.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from polarstep.groups import Group
 from polarstep.maps import Draw
 
 if TYPE_CHECKING:
-    from polarstep.ranks.owner import Trip
+    from polarstep.ranks.parts import SharedBucket, Table
 
 __all__ = ["OwnedGraphs", "can_replay"]
 
@@ -48,17 +48,19 @@ class OwnedGraphs:
     """The graphs of all buckets of an optimizer in which this rank owns matrices."""
 
     def __init__(self) -> None:
-        # Graphs are dropped with their trip. Only buckets that are captured have an entry.
-        self._buckets: WeakKeyDictionary[Trip, _Bucket] = WeakKeyDictionary()
+        # Graphs are dropped with their table. Only buckets that are captured have an entry.
+        self._buckets: WeakKeyDictionary[Table, _Bucket] = WeakKeyDictionary()
 
-    def run(self, trip: Trip, compute: Compute, received: Tensor, draw: Draw) -> Tensor:
+    def run(
+        self, table: Table, b: SharedBucket, compute: Compute, received: Tensor, draw: Draw
+    ) -> Tensor:
         """What ``compute(received, draw, None)`` returns, from a replay where there is a graph for it.
 
-        The result stays valid until the next call for the same trip.
+        The result stays valid until the next call for the same table.
         """
-        if not _repeats(trip):
+        if not _repeats(b, len(table.owned)):
             return compute(received, draw, None)
-        bucket = self._buckets.setdefault(trip, _Bucket(received.device))
+        bucket = self._buckets.setdefault(table, _Bucket(received.device))
         return bucket.run(compute, received, draw, beside=self._graph_on(received.device))
 
     def _graph_on(self, device: torch.device) -> torch.cuda.CUDAGraph | None:
@@ -73,19 +75,19 @@ class OwnedGraphs:
         return next(graphs, None)
 
 
-def _repeats(trip: Trip) -> bool:
+def _repeats(b: SharedBucket, count: int) -> bool:
     """Whether later steps of a bucket make the same launches, and a graph of them is worth its memory.
 
     The first step of a map with state differs from later steps: no carry has been received. A graph
-    holds the memory of its tensors between steps. It is not worth it for a bucket of more than
-    :data:`LARGEST_BUCKET` bytes, which computes for longer than its launches take.
+    holds the memory of its tensors between steps. It is not worth it where the ``count`` matrices that
+    are computed here have more than :data:`LARGEST_BUCKET` bytes: they compute for longer than their
+    launches take.
     """
-    its = trip.bucket.signature
-    nbytes = 2 * len(trip.owned) * its.m * its.n
+    its = b.key
     return (
         (its.resumed or not its.polar.carries)
-        and nbytes <= LARGEST_BUCKET
-        and all(can_replay(member.group, its.device) for member in trip.bucket.members)
+        and 2 * count * its.m * its.n <= LARGEST_BUCKET
+        and all(can_replay(member.group, its.device) for member in b.members)
     )
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from polarstep.bucket import Member, Signature, in_parts
+from polarstep.bucket import Member, BucketKey, in_parts
+from polarstep.ranks import ledger
 from polarstep.ranks.layout import Layout, Piece
 
 __all__ = ["Part", "Spread", "balanced", "part_of"]
@@ -45,7 +46,7 @@ class Part:
 class Spread:
     """A bucket whose matrices are spread over ranks: its members, their layouts and matrices."""
 
-    signature: Signature
+    signature: BucketKey
     members: list[Member]
     layouts: list[Layout]
 
@@ -132,4 +133,4 @@ def balanced(buckets: Sequence[Spread]) -> list[list[int]]:
 
 def _cost(bucket: Spread) -> float:
     its = bucket.signature
-    return float(its.polar.flops(its.m, its.n))
+    return float(ledger.product_flops(its.polar, its.m, its.n))

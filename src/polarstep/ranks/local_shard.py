@@ -1,7 +1,7 @@
 """Parameters whose part on a rank consists of whole matrices: the step of one process runs on the part.
 
 These are stacks of experts that are cut between experts, copies of a whole parameter, and every
-parameter in a world of one rank. The local part, a plain tensor, stands in for the ``DTensor``, and its
+parameter in a world of one rank. The local part, a plain tensor, is stepped for the ``DTensor``, and its
 state is made of plain tensors. So every kind of step that one process has can run here, the fused step
 included.
 """
@@ -33,7 +33,7 @@ __all__ = ["LocalState", "is_cut", "localized"]
 
 
 @dataclass
-class _StandIn:
+class LocalShard:
     """This rank's part of a sharded parameter, and its state as ``DTensor`` and as plain tensors."""
 
     p: Any  # the parameter
@@ -49,7 +49,7 @@ class LocalState(State):
     def __init__(self, state: State) -> None:
         super().__init__()
         self._state = state
-        self._of: dict[int, _StandIn] = {}  # by the id of the parameter
+        self._of: dict[int, LocalShard] = {}  # by the id of the parameter
         # The sharded parameters of this step, also where this rank's part is empty.
         self._stepped: list[Any] = []
         # What both forms of the state held when they last agreed. While both still hold it, no tensor is
@@ -67,7 +67,7 @@ class LocalState(State):
         """The state of ``p``, like ``dict.get``; a plain parameter has the optimizer's own state."""
         return self[p] if p in self else self._state.get(p, default)
 
-    def stand_ins(self, params: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
+    def local_shards(self, params: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
         """(part of p, part of its gradient) by the id of p, for all ``params`` that have a gradient.
 
         Reading an attribute of a ``DTensor`` takes four times as long as of a plain tensor, so every
@@ -85,7 +85,7 @@ class LocalState(State):
                 found[id(p)] = it.part, getattr(grad, "_local_tensor", grad)
         return found
 
-    def stand_in(self, p: Any) -> Tensor:
+    def local_shard(self, p: Any) -> Tensor:
         """This rank's part of ``p``, whose state here is as of the last :meth:`refresh`."""
         it = self._of.get(id(p))
         if it is None or it.part is not p._local_tensor:
@@ -145,16 +145,16 @@ class LocalState(State):
         real = _Content([self._state, *(it.real for it in its), *without_part])
         self._agreed = _Agreement(real, _Content([it.known for it in its]))
 
-    def _forget(self, it: _StandIn) -> None:
+    def _forget(self, it: LocalShard) -> None:
         del self[it.part], self._of[id(it.p)]
 
-    def _read(self, p: Any) -> _StandIn:
-        """The stand-in for ``p``, updated from the optimizer's state; a new one if ``p`` has moved."""
+    def _read(self, p: Any) -> LocalShard:
+        """The local shard for ``p``, updated from the optimizer's state; a new one if ``p`` has moved."""
         it, part, real = self._of.get(id(p)), local(p), self._state[p]
         if it is None or it.p is not p or it.part is not part or it.real is not real:
             if it is not None:
                 self._forget(it)
-            it = self._of[id(p)] = _StandIn(p, part, is_cut(p), real, {})
+            it = self._of[id(p)] = LocalShard(p, part, is_cut(p), real, {})
             self[part] = it.known
         for key in [key for key in it.known if key not in real]:
             del it.known[key]
@@ -246,7 +246,7 @@ def localized(work: Work, state: LocalState, kept: list[int]) -> Work:
         if is_sharded(p):
             if stored_dtype(work.group, p) == torch.int8 and is_cut(p):
                 check_blocks(p, work.names[i])
-            p = state.stand_in(p)
+            p = state.local_shard(p)
         params.append(p)
         grads.append(local(work.grads[i]))
         if work.views:
