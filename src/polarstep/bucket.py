@@ -6,8 +6,9 @@ draws other random numbers at other steps. They may be of several groups and par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -15,18 +16,19 @@ from torch import Tensor
 
 from polarstep import kernels, rng
 from polarstep.cuda_graphs import in_a_graph
-from polarstep.numerics import fitting
+from polarstep.gradients import Work
 from polarstep.groups import Group, is_by_norm, is_transposed
-from polarstep.maps import MapState, Draw, Polar, PolarMap
+from polarstep.maps import Draw, MapState, Polar, PolarMap
 from polarstep.maps.result import Captured, Factors
 from polarstep.matrix import MatrixView
+from polarstep.numerics import fitting
 from polarstep.ranks.layout import whole
 from polarstep.state import State, entry, recalled, remember
-from polarstep.stepping.collect import Work
 from polarstep.transforms import followed
 
 __all__ = [
     "Bucket",
+    "BucketKey",
     "Draws",
     "Engine",
     "Member",
@@ -34,10 +36,10 @@ __all__ = [
     "Parts",
     "PartsOfT",
     "PolarHook",
-    "BucketKey",
     "TensorBucket",
     "all_recalled",
     "in_parts",
+    "members_by_key",
     "members_of",
 ]
 
@@ -266,6 +268,10 @@ class Draws:
     def __init__(self) -> None:
         self._kept: dict[tuple[Any, ...], Tensor] = {}
 
+    def of(self, key: BucketKey) -> Callable[[], Tensor | None]:
+        """A function that returns :meth:`numbers`, drawn once for all parts of a bucket."""
+        return cache(partial(self.numbers, key))
+
     def numbers(self, its: BucketKey) -> Tensor | None:
         """The random numbers of a bucket's step, if it needs any.
 
@@ -287,6 +293,27 @@ class Draws:
                 del self._kept[next(iter(self._kept))]  # the oldest
             self._kept[place] = numbers
         return numbers
+
+
+def members_by_key(
+    works: Iterable[Work],
+    state: State,
+    apart: Callable[[Tensor], Hashable] = lambda p: None,
+    skip: Container[int] = (),
+) -> dict[tuple[BucketKey, Hashable], list[Member]]:
+    """The blocks of all parameters that go through one map as one batch, whichever groups they are in.
+
+    Parameters for which ``apart`` differs are kept apart; those whose ids are in ``skip`` are left out.
+    """
+    found: dict[tuple[BucketKey, Hashable], list[Member]] = {}
+    for work in works:
+        for index, p in enumerate(work.params):
+            if p.numel() and id(p) not in skip:
+                for key, member in members_of(work, index, state):
+                    # Nesterov and skipping are up to each parameter here, and not to its bucket.
+                    its = replace(key, nesterov=True, skips_nonfinite=False)
+                    found.setdefault((its, apart(p)), []).append(member)
+    return found
 
 
 def members_of(work: Work, index: int, state: State) -> Iterator[tuple[BucketKey, Member]]:

@@ -24,12 +24,12 @@ from torch import Tensor
 
 from polarstep.bucket import members_of
 from polarstep.context import user_stacklevel
+from polarstep.gradients import Work
 from polarstep.groups import Group, check_whole, named_params
 from polarstep.others import ELEMENTWISE
 from polarstep.ranks.layout import is_sharded
 from polarstep.ranks.unstarted import has_ranks
 from polarstep.state import State
-from polarstep.stepping.collect import Work
 
 __all__ = [
     "MistakeWarnings",

@@ -7,11 +7,11 @@
 :func:`bucket_step` is the step of one bucket, whatever its matrices are and wherever they lie. Three
 objects answer what may differ:
 
-    map        how T is made of M          polarstep.maps       full space, LowRank, Deflated, Auto
-    exchange   which rank computes what    polarstep.ranks.exchange    Alone; polarstep.ranks has others
-    engine     how C and X are touched     polarstep.engines     torch's operations, or kernels
+    map        how T is made of M          polarstep.maps             full space, LowRank, Deflated
+    exchange   which rank computes what    polarstep.ranks.exchange   Alone, Gathered, OverRanks
+    engine     how C and X are touched     polarstep.engines          torch's operations, or kernels
 
-:func:`buckets_of` finds the buckets of a step, and :func:`run` takes their steps in turn.
+:func:`step` takes the steps of all buckets, and :func:`buckets_of` finds them.
 """
 
 from __future__ import annotations
@@ -19,87 +19,157 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Container, Generator, Iterable, Iterator
 from dataclasses import replace
-from functools import cache, partial
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from polarstep.bucket import (
     Bucket,
     Draws,
     Engine,
-    Member,
     PolarHook,
-    BucketKey,
     TensorBucket,
     in_parts,
-    members_of,
+    members_by_key,
 )
 from polarstep.context import on_device
 from polarstep.engines.fused import FUSED, FusedBucket
 from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
-from polarstep.ranks.exchange import ALONE, Exchange
-from polarstep.ranks.gather import Gathered
-from polarstep.ranks.layout import is_sharded
+from polarstep.gradients import Work
+from polarstep.maps import Draw, MapState, Polar
+from polarstep.ranks.exchange import ALONE, Exchange, Gathered, Shares
+from polarstep.stale_momentum import reset_stale, reset_stale_parts
 from polarstep.state import State
-from polarstep.stepping.collect import Work
-from polarstep.stepping.resting import let_rest
 
-__all__ = ["Running", "at_once", "bucket_step", "buckets_of", "run", "steps_here", "steps_of"]
+__all__ = ["bucket_step", "buckets_of", "run", "step"]
 
-# Bytes that buckets may hold while they wait for other ranks; one bucket may always run.
-WINDOW = 512 * 2**20
-# Bytes of M in a bucket of gathered matrices; a larger bucket is processed in parts.
-LARGEST_GATHERED = WINDOW // 2
 # On a CPU parts of this size are as fast as larger batches, and need memory for a part of M only.
 LARGEST_ON_A_CPU = 10 * 2**20
 
 
+def step(
+    works: list[Work],
+    state: State,
+    draws: Draws,
+    replayed: ReplayedStep,
+    hooks: tuple[PolarHook, ...] = (),
+    shares: Shares | None = None,
+) -> None:
+    """Take the step of all matrices.
+
+    ``works`` and ``state`` have the matrices that this rank holds whole, ``shares`` those that it shares
+    with other ranks. An error in the step of a bucket is raised, or added to ``shares.errors``.
+    """
+    reset_stale(works, state)
+    engine = TorchEngine()
+    if shares is None:
+        run(_steps_here(works, state, draws, replayed, hooks, engine))
+        return
+    reset_stale_parts(shares.works, shares.layout_of, shares.state)
+
+    def steps() -> Iterator[Running]:
+        for shared, exchange in shares.owned:
+            yield Running(shared.key.device, bucket_step(shared, engine, exchange))
+        for b in buckets_of(shares.gathered, shares.state, draws, most=shares.window // 2):
+            yield Running(b.key.device, bucket_step(b, engine, Gathered(), hooks))
+        yield from _steps_here(works, state, draws, replayed, hooks, engine)
+
+    run(steps(), shares.window, shares.errors)
+
+
+def _steps_here(
+    works: list[Work],
+    state: State,
+    draws: Draws,
+    replayed: ReplayedStep,
+    hooks: tuple[PolarHook, ...],
+    engine: TorchEngine,
+) -> Iterator[Running]:
+    """The steps of the matrices that this rank holds whole; kernels take theirs at once."""
+    updated = replayed(works, state, at_once, hooks)
+    for b in buckets_of(works, state, draws, skip=updated):
+        yield Running(b.key.device, bucket_step(b, engine, ALONE, hooks))
+
+
+def bucket_step(
+    b: Bucket, engine: Engine, exchange: Exchange = ALONE, hooks: Iterable[PolarHook] = ()
+) -> Generator[int, None, None]:
+    """One bucket from G to X; yields the bytes that it holds wherever it waits for other ranks."""
+    try:
+        M = yield from exchange.bring(b, engine)  # C ← βC + G, and M to the ranks that compute T
+        T = exchange.computed(b, M, partial(polar_step, b, hooks))  # T = transform(map(M))
+        T, left = yield from exchange.send_back(b, T)  # T to the ranks that update X
+    except Exception:
+        yield from exchange.send_zeros(b)  # other ranks wait for what this rank has not sent yet
+        raise
+    engine.update(b, T)  # X ← (1 − ηλ)X − η·scale·T
+    b.keep(left)
+
+
+def polar_step(
+    b: Bucket, hooks: Iterable[PolarHook], M: Tensor, carry: MapState, draw: Draw
+) -> tuple[Polar, MapState]:
+    """T of M, and what the map leaves for the next step."""
+    if hooks:
+        draw = replace(draw, shown=True)
+    polar, left = b.map.step_on_many(M, carry, draw)
+    for hook in hooks:
+        hook(b.observed(polar))
+    return polar, left
+
+
+def at_once(b: FusedBucket, hooks: tuple[PolarHook, ...]) -> None:
+    """Take the step of a bucket by kernels; on a GPU it launches them, and they may be captured."""
+    with on_device(b.key.device):
+        for _ in bucket_step(b, FUSED, ALONE, hooks):
+            raise AssertionError("no other rank has a part of this bucket")
+
+
+def buckets_of(
+    works: Iterable[Work],
+    state: State,
+    draws: Draws,
+    *,
+    skip: Container[int] = (),
+    most: int | None = None,
+) -> Iterator[TensorBucket]:
+    """The matrices that go through one map as one batch, in parts of at most ``most`` bytes.
+
+    ``skip`` has the ids of parameters that are left out.
+    """
+    for (key, _), members in members_by_key(works, state, skip=skip).items():
+        if most is None and key.device.type == "cpu":
+            most = LARGEST_ON_A_CPU
+        parts: Iterable[list[Any]] = [members]
+        if most is not None:
+            count = most // max(1, key.m * key.n * key.dtype.itemsize)
+            parts = in_parts(members, lambda member: member.count, count)
+        numbers = draws.of(key)
+        for part in parts:
+            yield TensorBucket(key, part, state, numbers)
+
+
 class Running(NamedTuple):
-    """The step of a bucket, as far as it has come. It yields the bytes that it holds while it waits."""
+    """The step of a bucket, as far as it has come."""
 
     device: torch.device
     step: Generator[int, None, None]
 
 
-def steps_here(
-    works: list[Work],
-    state: State,
-    draws: Draws,
-    hooks: tuple[PolarHook, ...],
-    replayed: ReplayedStep,
-) -> Iterator[Running]:
-    """The steps of matrices that this rank has as a whole; those that kernels can update come first."""
-    let_rest(works, state)
-    updated = replayed(works, state, at_once, hooks)
-    yield from steps_of(works, state, draws, hooks, skip=updated)
-
-
-def steps_of(
-    works: list[Work],
-    state: State,
-    draws: Draws,
-    hooks: tuple[PolarHook, ...],
-    skip: Container[int] = (),
-) -> Iterator[Running]:
-    """The steps by torch's operations; ``skip`` has the ids of parameters that are updated otherwise."""
-    engine = TorchEngine()
-    for b in buckets_of(works, state, draws, skip):
-        exchange: Exchange = Gathered() if is_sharded(b.members[0].param) else ALONE
-        yield Running(b.signature.device, bucket_step(b, engine, exchange, hooks))
-
-
-def run(steps: Iterable[Running], errors: list[Exception] | None = None) -> None:
+def run(steps: Iterable[Running], window: int = 1, errors: list[Exception] | None = None) -> None:
     """Take steps in turn: while one bucket waits for other ranks, the next computes.
 
-    All ranks must come with the same steps in the same order. Where ``errors`` is given, an error goes
-    there and ends the step of its bucket alone: other ranks would wait for this rank's part in the rest.
+    The next bucket begins while those that wait hold less than ``window`` bytes. All ranks must come
+    with the same steps in the same order. Where ``errors`` is given, an error goes there and ends the
+    step of its bucket alone: other ranks would wait for this rank's part in the rest.
     """
     coming, running, more = iter(steps), deque[tuple[Running, int]](), True
     while more or running:
         try:
-            if more and sum(held for _, held in running) < WINDOW:
+            if more and sum(held for _, held in running) < window:
                 its = next(coming, None)
                 more = its is not None
             else:
@@ -113,46 +183,3 @@ def run(steps: Iterable[Running], errors: list[Exception] | None = None) -> None
             if errors is None:
                 raise
             errors.append(error)
-
-
-def bucket_step(
-    b: Bucket, engine: Engine, exchange: Exchange = ALONE, hooks: Iterable[PolarHook] = ()
-) -> Generator[int, None, None]:
-    """One bucket from G to X; yields wherever it waits for other ranks."""
-    M, carry = yield from exchange.bring(b, engine)  # C ← βC + G, and M where it is computed
-    polar, left = b.map.step_on_many(M, carry, b.draw(shown=bool(hooks)))  # T
-    for hook in hooks:
-        hook(b.observed(polar))
-    polar, left = yield from exchange.send_back(b, polar, left)  # T where it is needed
-    engine.update(b, polar)  # X ← (1 − ηλ)X − η·scale·T
-    b.keep(left)
-
-
-def at_once(b: FusedBucket, hooks: tuple[PolarHook, ...]) -> None:
-    """Take the step of a bucket by kernels; on a GPU it launches them, and they may be captured."""
-    with on_device(b.signature.device):
-        for _ in bucket_step(b, FUSED, ALONE, hooks):
-            raise AssertionError("no other rank has a part of this bucket")
-
-
-def buckets_of(
-    works: Iterable[Work], state: State, draws: Draws, skip: Container[int] = ()
-) -> Iterator[TensorBucket]:
-    """The matrices that go through one map as one batch, whichever groups and parameters they are in."""
-    found: dict[tuple[BucketKey, bool], list[Member]] = {}
-    for work in works:
-        for index, p in enumerate(work.params):
-            if p.numel() and id(p) not in skip:
-                for signature, member in members_of(work, index, state):
-                    # Nesterov and skipping are up to each parameter here, and not to its bucket.
-                    key = replace(signature, nesterov=True, skips_nonfinite=False)
-                    found.setdefault((key, is_sharded(p)), []).append(member)
-    for (signature, sharded), members in found.items():
-        numbers = cache(partial(draws.numbers, signature))  # the same for all parts
-        nbytes = max(1, signature.m * signature.n * signature.dtype.itemsize)
-        parts = iter([members])
-        if sharded or signature.device.type == "cpu":
-            most = (LARGEST_GATHERED if sharded else LARGEST_ON_A_CPU) // nbytes
-            parts = in_parts(members, lambda member: member.count, most)
-        for part in parts:
-            yield TensorBucket(signature, part, state, numbers)

@@ -19,6 +19,7 @@ from polarstep.checkpoints.checkpoint import Checkpointed
 from polarstep.context import inference_mode_off, not_compiled, numeric_context, on_device
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.engines.replay import ReplayedStep
+from polarstep.gradients import Work
 from polarstep.groups import (
     Group,
     Nonfinite,
@@ -42,15 +43,14 @@ from polarstep.mistakes import (
 )
 from polarstep.options import complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
+from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.over_ranks import StepOverRanks
 from polarstep.ranks.plans import AskedPlan
-from polarstep.ranks.step import Distribution
 from polarstep.ranks.unstarted import Arrivals, has_ranks
 from polarstep.rates import ShapeScale, measure, measured_factor, to_be_measured
 from polarstep.routing.choices import Routed
 from polarstep.routing.origin import Origin, split_by_rule
 from polarstep.routing.routes import Routes, routes_of
-from polarstep.stepping.collect import Work
 from polarstep.transforms import Transform
 
 __all__ = ["Muon"]
@@ -75,7 +75,7 @@ class Muon(Checkpointed):
 
     Matrices of equal shape go through T as one batch, whichever groups they are in. A matrix whose
     gradient has become zero for good stops moving when its momentum has faded
-    (:mod:`polarstep.stepping.resting`).
+    (:mod:`polarstep.stale_momentum`).
 
     Args:
         params: parameters, named parameters or parameter groups. A group may override every option

@@ -33,11 +33,11 @@ from polarstep.checked_values import (
     check_fraction,
     is_number,
 )
+from polarstep.gradients import Work
 from polarstep.groups import Group
 from polarstep.ranks.layout import is_sharded, local
 from polarstep.rates import as_rule_sees, in_proportion
 from polarstep.state import State, is_compensated, momentum_dtype, put_compensated, rounding_error
-from polarstep.stepping.collect import Work
 
 __all__ = [
     "ELEMENTWISE",

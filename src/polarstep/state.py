@@ -5,7 +5,7 @@ An entry of a parameter's state is one of these:
     momentum_buffer   C, shaped as the parameter, in the group's ``momentum_dtype``
     momentum_scale    the scales of C in eight bits, one for each :data:`BLOCK` entries
     rounding_error    R, shaped as the parameter and in its precision
-    peak              a number for each matrix (:mod:`polarstep.stepping.resting`)
+    peak              a number for each matrix (:mod:`polarstep.stale_momentum`)
     carries           what the map and the transform leave for the next step, by block (:func:`entry`)
 
 **Compensated rounding.** bfloat16 has eight bits, so an update below 1/512 of a weight is lost if X is

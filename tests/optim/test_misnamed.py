@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 import polarstep
 from polarstep import SGD, AdamW, Exact, Muon, muon_for
-from polarstep.ranks.step import Distribution
+from polarstep.ranks.distribution import Distribution
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 
 from polarstep import Exact, LowRank, Muon, NewtonSchulz, PolarMap, rng
-from polarstep.engines.torch import Target
+from polarstep.engines.torch import ParameterUpdate
 from polarstep.maps import Warm
 
 
@@ -201,14 +201,14 @@ def test_t_that_is_not_stored_is_the_same_step(shape, nonfinite, decay, monkeypa
     options = {"layout": "stack" if shape == (2, 3, 8, 12) else "auto", "nonfinite": nonfinite}
     options |= {"polar": LowRank(3, 2, always_sketch=True), "weight_decay": decay}
     ends, taken = [], []
-    as_they_are = Target.takes_product
+    as_they_are = ParameterUpdate.takes_product
     for takes in (as_they_are, lambda *_: False):
 
         def noted(*arguments, takes=takes):
             taken.append(takes(*arguments))
             return taken[-1]
 
-        monkeypatch.setattr(Target, "takes_product", noted)
+        monkeypatch.setattr(ParameterUpdate, "takes_product", noted)
         W = Parameter(gaussian(*shape, seed=9).float())
         step(W, **options)
         ends.append(W.detach())

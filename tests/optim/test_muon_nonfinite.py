@@ -14,10 +14,9 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polarstep import LowRank, Muon, NewtonSchulz
+from polarstep import LowRank, Muon, NewtonSchulz, gradients
+from polarstep.gradients import collect
 from polarstep.maps import Warm
-from polarstep.stepping import magnitude
-from polarstep.stepping.collect import collect
 
 POLARS = [
     NewtonSchulz(),
@@ -162,7 +161,7 @@ def test_nothing_waits_for_the_device(polar, nonfinite, monkeypatch):
 
 def launches_of_a_step(count: int, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """Operations of a step on ``count`` vectors of two sizes, found finite as on a GPU."""
-    monkeypatch.setattr(magnitude, "_by_norms", lambda device: True)
+    monkeypatch.setattr(gradients, "_by_norms", lambda device: True)
     params = [Parameter(torch.ones(5 + i % 2)) for i in range(count)]
     optimizer = Muon([{"params": params, "algorithm": algorithm}], nonfinite="skip")
     for _ in range(2):  # the first step makes the states
@@ -201,7 +200,7 @@ def test_flags_of_many_gradients_are_found_at_once(monkeypatch):
     """In several precisions, empty ones too; a flag is false where an entry is NaN or infinite."""
     ends = []
     for by_norms in (False, True):
-        monkeypatch.setattr(magnitude, "_by_norms", lambda device, by_norms=by_norms: by_norms)
+        monkeypatch.setattr(gradients, "_by_norms", lambda device, by_norms=by_norms: by_norms)
         launches = []
         for repeats in (1, 10):
             params = [

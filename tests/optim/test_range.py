@@ -13,7 +13,7 @@ from tests.solvers import Solver, over_solvers
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.stepping.resting import EVERY
+from polarstep.stale_momentum import EVERY
 
 
 def gradients(count: int, scale: float, dtype: torch.dtype, shape=(12, 20)) -> list[Tensor]:

@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.stepping import resting as resting_module
+from polarstep import stale_momentum as resting_module
 
 # Steps before a run is saved, and in all.
 SAVED_AFTER, ENDS_AFTER = 1, 3

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 import polarstep as ps
-from polarstep import muon, rng
+from polarstep import rng
 from polarstep.maps import Warm
-from polarstep.ranks import collectives, over_ranks
+from polarstep.ranks import collectives, distribution
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -196,7 +196,7 @@ def carrying_cases() -> list[tuple[str, str, str]]:
 @mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
-    with mock.patch.object(muon, "WINDOW", 1), mock.patch.object(over_ranks, "WINDOW", 1):
+    with mock.patch.object(distribution, "WINDOW", 1):
         found["in a window"] = order("owner")
     if ranks == 4:
         for shape in GOALS:

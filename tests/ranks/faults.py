@@ -25,10 +25,9 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import polarstep as ps
 from polarstep import rng
-from polarstep.engines.torch import Target
+from polarstep.engines.torch import ParameterUpdate
 from polarstep.maps import Warm
-from polarstep.ranks.owner import Trip
-from polarstep.ranks.step import Split
+from polarstep.ranks.exchange import OverRanks
 
 STEPS = 3
 EXPERTS = (5, 9, 12)  # on four ranks: two, two, one, none
@@ -244,9 +243,9 @@ def broken_map_on_one(rank: int, mesh: Any) -> list[str]:
 
 # Where a rank may run out of memory: it advances and packs M, and it writes T to the weights.
 PLACES = {
-    "packing": (Target, "local_momentum"),
-    "receiving": (Trip, "received_back"),
-    "updating": (Split, "_write"),
+    "packing": (ParameterUpdate, "local_momentum"),
+    "receiving": (OverRanks, "_received_back"),
+    "updating": (ParameterUpdate, "take_parts"),
 }
 FAILING = [
     *((place, plan) for place in PLACES for plan in ("owner", "replicated")),

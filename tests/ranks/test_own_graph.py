@@ -18,7 +18,7 @@ def capturing(monkeypatch):
         for module in (
             "optimizer",
             "bucket",
-            "stepping.resting",
+            "stale_momentum",
         ):
             monkeypatch.setattr(f"polarstep.{module}.in_a_graph", lambda: True)
         monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)

@@ -111,9 +111,8 @@ FULL, WARM = ps.NewtonSchulz(3, "quintic"), ps.LowRank(4, 2, sketch=ps.Warm())
 def test_what_is_captured(different, repeats, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda device: True)
     its = {"polar": FULL, "resumed": True, "m": 32, "n": 48, "device": "cuda", "fused": (True,)}
-    signature = SimpleNamespace(**its | different)
-    signature.device = torch.device(signature.device)
-    groups = [{"fused": fused, "polar": signature.polar} for fused in signature.fused]
+    key = SimpleNamespace(**its | different)
+    key.device = torch.device(key.device)
+    groups = [{"fused": fused, "polar": key.polar} for fused in key.fused]
     members = [SimpleNamespace(group=group) for group in groups]
-    bucket = SimpleNamespace(signature=signature, members=members)
-    assert _repeats(SimpleNamespace(bucket=bucket, owned=[0, 3])) is repeats
+    assert _repeats(SimpleNamespace(key=key, members=members), 2) is repeats

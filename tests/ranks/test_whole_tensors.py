@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from polarstep.ranks import local
+from polarstep.ranks import local_shard as local
 
 
 @pytest.mark.parametrize("each", [1, 2])

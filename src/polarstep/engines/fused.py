@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels, rng
-from polarstep.bucket import Bucket, Member, BucketKey, all_recalled
+from polarstep.bucket import Bucket, BucketKey, Member, all_recalled
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.groups import Group, view_of
-from polarstep.maps import MapState, Draw, Polar
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.matrix import MatrixView
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from polarstep import kernels
-from polarstep.bucket import Member, PolarHook, BucketKey, in_parts, members_of
+from polarstep.bucket import BucketKey, Member, PolarHook, in_parts, members_of
 from polarstep.engines.fused import (
     FusedBucket,
     can_tabulate,
@@ -34,9 +34,9 @@ from polarstep.engines.replay_plan import (
     key_of,
     still_lies,
 )
+from polarstep.gradients import Work
 from polarstep.groups import Group
 from polarstep.state import State
-from polarstep.stepping.collect import Work
 
 __all__ = ["ReplayedStep", "Step"]
 

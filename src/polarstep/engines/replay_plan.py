@@ -18,10 +18,10 @@ from torch import Tensor
 from polarstep.bucket import BucketKey
 from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import ALIGNMENT, FusedBucket, lies_like, offsets
+from polarstep.gradients import Work
 from polarstep.groups import Group, is_by_norm, scale_of
 from polarstep.kernels.pointers import shared_table
 from polarstep.state import State, entry, momentum_of, recalled
-from polarstep.stepping.collect import Work
 
 __all__ = ["ReplayPlan", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import Parts, PartsOfT, TensorBucket
+from polarstep.gradients import Work
 from polarstep.groups import scale_of
 from polarstep.maps import Polar
 from polarstep.ops import ops_of
@@ -29,7 +30,6 @@ from polarstep.state import (
     rounding_error,
     stored_dtype,
 )
-from polarstep.stepping.collect import Work
 
 if TYPE_CHECKING:
     from polarstep.ranks.exchange import Gathering
@@ -261,10 +261,7 @@ class ParameterUpdate:
             update = placed_like(self.view.assemble(blocks, self.p.shape), self.p)
         return local(self.p), local(update), size
 
-
-    def take_parts(
-        self, block: int, shape: tuple[int, int, int], parts: Parts
-    ) -> Known | None:
+    def take_parts(self, block: int, shape: tuple[int, int, int], parts: Parts) -> Known | None:
         """Like :meth:`take`, where T comes in parts of this rank's tensor, read in ``shape``."""
         self._missing -= 1
         X, size = local(self.p), self.sizes()[block]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from polarstep import rng
-from polarstep.bucket import Member, BucketKey
+from polarstep.bucket import BucketKey, Member
 from polarstep.maps import Draw
 from polarstep.ranks.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.state import State, entry, written_over

@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from polarstep.bucket import Bucket, Engine, PartsOfT, TensorBucket
-from polarstep.maps import MapState, Draw, Polar
+from polarstep.bucket import Bucket, PartsOfT
+from polarstep.gradients import Work
+from polarstep.maps import Draw, MapState, Polar
 from polarstep.ranks import collectives, parts
 from polarstep.ranks.layout import Layout, local
 from polarstep.ranks.owned_graph import OwnedGraphs
 from polarstep.ranks.parts import Item, SharedBucket, Table, Way
-from polarstep.scaling import at_assumed_norm
-from polarstep.state import momentum_dtype
+from polarstep.rates import at_assumed_norm
+from polarstep.state import State, momentum_dtype
 
-__all__ = ["ALONE", "Alone", "Exchange", "Gathered", "OverRanks"]
+__all__ = ["ALONE", "Alone", "Exchange", "Gathered", "OverRanks", "Shares"]
 
 # A generator that yields, wherever it waits for other ranks, the bytes that it holds meanwhile.
 Waits = Generator[int, None, Any]
@@ -50,10 +52,23 @@ class Exchange(Protocol):
         """Send zeros in place of what this rank has not sent yet in this step."""
 
 
+@dataclass
+class Shares:
+    """The matrices of a step that this rank shares with others."""
+
+    works: list[Work]  # all of them
+    owned: list[tuple[SharedBucket, OverRanks]]  # those that one rank computes for others
+    gathered: list[Work]  # those that every rank computes that holds a part
+    layout_of: Callable[[Tensor], Layout | None]
+    state: State
+    window: int  # bytes that buckets may hold while they wait for other ranks
+    errors: list[Exception]  # of this rank
+
+
 class Alone:
     """This rank has every matrix of the bucket and computes all of them."""
 
-    def bring(self, b: Bucket, engine: Engine) -> Waits:
+    def bring(self, b: Any, engine: Any) -> Waits:
         """M as the engine makes it."""
         return engine.momentum(b)
         yield  # a generator that never waits
@@ -67,7 +82,7 @@ class Alone:
         return T
         yield
 
-    def send_zeros(self, b: Bucket) -> Waits:
+    def send_zeros(self, b: Any) -> Waits:
         """Nothing: no rank waits for this one."""
         return
         yield
@@ -82,7 +97,7 @@ class Gathered(Alone):
     def __init__(self) -> None:
         self._missing: list[Tensor] = []  # parameters of which this rank has not sent its part of M
 
-    def bring(self, b: TensorBucket, engine: Any) -> Waits:
+    def bring(self, b: Any, engine: Any) -> Waits:
         """M from all ranks."""
         self._missing = engine.not_gathered(b)
         b.gather_carry()
@@ -93,7 +108,7 @@ class Gathered(Alone):
         yield b.nbytes
         return engine.momentum(b)
 
-    def send_zeros(self, b: TensorBucket) -> Waits:
+    def send_zeros(self, b: Any) -> Waits:
         """Zeros in place of the parts of M that are missing."""
         if self._missing:
             for p in self._missing:
@@ -115,8 +130,7 @@ class Gathering:
         self._boxes = [layout.boxes[i] for i in layout.peers]
         ranks = tuple(layout.ranks[i] for i in layout.peers)
         counts = [math.prod(stop - start for start, stop in box) for box in self._boxes]
-        parts = [[part]] * len(ranks)
-        self._coming = collectives.send(parts, counts, part.dtype, part.device, ranks)
+        self._coming = collectives.share(part.reshape(-1), counts, ranks)
 
     def wait(self) -> Tensor:
         """The whole tensor; a GPU waits in its stream, the host does not."""

@@ -9,15 +9,18 @@ included.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polarstep.groups import view_of
+from polarstep.bucket import members_of
+from polarstep.gradients import Work
+from polarstep.groups import views_of
+from polarstep.ranks import carries
 from polarstep.ranks.layout import (
     Layout,
     is_sharded,
@@ -26,10 +29,21 @@ from polarstep.ranks.layout import (
     whole,
     wrapped,
 )
-from polarstep.state import BLOCK, State, check_blocks, scale_as_sharded, stored_dtype
-from polarstep.stepping.collect import Work
+from polarstep.state import (
+    BLOCK,
+    State,
+    carried_dtype,
+    check_blocks,
+    entry,
+    is_compensated,
+    keep_momentum,
+    momentum_of,
+    rounding_error,
+    scale_as_sharded,
+    stored_dtype,
+)
 
-__all__ = ["LocalState", "is_cut", "localized"]
+__all__ = ["LocalState", "is_cut"]
 
 
 @dataclass
@@ -44,7 +58,7 @@ class LocalShard:
 
 
 class LocalState(State):
-    """The optimizer's state, with plain tensors for the parts that stand in for sharded parameters."""
+    """The optimizer's state, with plain tensors for this rank's parts of sharded parameters."""
 
     def __init__(self, state: State) -> None:
         super().__init__()
@@ -52,6 +66,7 @@ class LocalState(State):
         self._of: dict[int, LocalShard] = {}  # by the id of the parameter
         # The sharded parameters of this step, also where this rank's part is empty.
         self._stepped: list[Any] = []
+        self._without_part: list[tuple[Work, int]] = []  # those of this step that are empty here
         # What both forms of the state held when they last agreed. While both still hold it, no tensor is
         # compared: that would take longer than the rest of the host's work.
         self._agreed: _Agreement | None = None
@@ -67,55 +82,56 @@ class LocalState(State):
         """The state of ``p``, like ``dict.get``; a plain parameter has the optimizer's own state."""
         return self[p] if p in self else self._state.get(p, default)
 
-    def local_shards(self, params: Iterable[Any]) -> dict[int, tuple[Tensor, Tensor]]:
-        """(part of p, part of its gradient) by the id of p, for all ``params`` that have a gradient.
+    def begin(self, works: list[Work]) -> list[Work]:
+        """``works`` with this rank's parts of sharded parameters in their place.
 
-        Reading an attribute of a ``DTensor`` takes four times as long as of a plain tensor, so every
-        attribute is read once, and the step then works with the parts.
+        All ranks of their meshes must call together. Other plans cut each matrix's carry along its last
+        dimension. Here a rank has the whole carries of its own matrices. So a carry that another plan or
+        a checkpoint has left in such parts is made whole, and each rank takes its share. This is done
+        only if the state or the parameters differ from what the last step left.
         """
-        self._stepped = list(params)
-        self.refresh()
-        found, of = {}, self._of.get
-        for p in self._stepped:
-            grad = p.grad
-            if grad is not None:
-                it = of(id(p))
-                if it is None or it.part is not p._local_tensor:
-                    it = self._read(p)
-                found[id(p)] = it.part, getattr(grad, "_local_tensor", grad)
-        return found
+        params = [p for work in works for p in work.params if is_sharded(p)]
+        if not (self._agrees() and _are_same(params, self._stepped)):
+            self._agreed, self._stepped = None, params
+            for p in params:
+                of_parameter: dict[str, Any] = self._state.get(p, {})
+                for key, value in of_parameter.items():
+                    ours = p.placements, placed_by_matrix(p)  # of what is shaped as p, and all else
+                    if is_sharded(value) and value.placements not in ours:
+                        of_parameter[key] = whole(value)
+            self._refresh()
+        return [self._begun(work) for work in works]
 
-    def local_shard(self, p: Any) -> Tensor:
-        """This rank's part of ``p``, whose state here is as of the last :meth:`refresh`."""
+    def _begun(self, work: Work) -> Work:
+        """``work`` on local parts, without the parameters of which this rank has none."""
+        if not any(map(is_sharded, work.params)):
+            return work
+        here = []
+        for i, p in enumerate(work.params):
+            if local(p).numel():
+                here.append(i)
+            elif is_sharded(p):
+                self._without_part.append((work, i))
+        for i in here:
+            if work.group["momentum_dtype"] == torch.int8 and is_cut(work.params[i]):
+                check_blocks(work.params[i], work.names[i])
+        work = work.of(here)
+        parts = [self._part(p) if is_sharded(p) else p for p in work.params]
+        grads, shapes = [local(G) for G in work.grads], [part.shape for part in parts]
+        views = views_of(work.group, work.names, shapes)
+        return replace(work, params=parts, grads=grads, views=views)
+
+    def _part(self, p: Any) -> Tensor:
         it = self._of.get(id(p))
         if it is None or it.part is not p._local_tensor:
             it = self._read(p)
         return it.part
 
-    def begin(self, params: list[Any]) -> None:
-        """Begin a step on the parts of ``params``; all ranks of their meshes must call together.
-
-        Other plans cut each matrix's carry along its last dimension. Here a rank has the whole carries
-        of its own matrices. So a carry that another plan or a checkpoint has left in such parts is made
-        whole, and each rank takes its share. This is done only if the state or ``params`` differ from
-        what the last step left.
-        """
-        if self._agrees() and _are_same(params, self._stepped):
-            return
-        self._agreed, self._stepped = None, params
-        for p in params:
-            of_parameter: dict[str, Any] = self._state.get(p, {})
-            for key, value in of_parameter.items():
-                ours = p.placements, placed_by_matrix(p)  # of what is shaped as p, and all else
-                if is_sharded(value) and value.placements not in ours:
-                    of_parameter[key] = whole(value)
-        self.refresh()
-
     def _agrees(self) -> bool:
         """Whether the optimizer's state is as the last step left it."""
         return self._agreed is not None and self._agreed.real.is_there()
 
-    def refresh(self) -> None:
+    def _refresh(self) -> None:
         """Read what other code has put into the optimizer's state since the last step."""
         if not self._agrees():
             for it in list(self._of.values()):
@@ -126,6 +142,9 @@ class LocalState(State):
 
     def settle(self) -> None:
         """Write the tensors that the step has made into the optimizer's state, as sharded tensors."""
+        for work, index in self._without_part:
+            _settle_empty(work, index, self._state)
+        self._without_part = []
         if self._agreed is not None and self._agreed.known.is_there():
             return
         stepped = {id(p) for p in self._stepped}
@@ -149,7 +168,7 @@ class LocalState(State):
         del self[it.part], self._of[id(it.p)]
 
     def _read(self, p: Any) -> LocalShard:
-        """The local shard for ``p``, updated from the optimizer's state; a new one if ``p`` has moved."""
+        """The shard of ``p``, updated from the optimizer's state; a new one if ``p`` has moved."""
         it, part, real = self._of.get(id(p)), local(p), self._state[p]
         if it is None or it.p is not p or it.part is not part or it.real is not real:
             if it is not None:
@@ -238,18 +257,18 @@ def _is_same(a: Any, b: Any) -> bool:
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape and a.dtype == b.dtype
 
 
-def localized(work: Work, state: LocalState, kept: list[int]) -> Work:
-    """The parameters ``kept`` of ``work``, with the part of a sharded parameter in its place."""
-    params, grads, views = [], [], []
-    for i in kept:
-        p = work.params[i]
-        if is_sharded(p):
-            if stored_dtype(work.group, p) == torch.int8 and is_cut(p):
-                check_blocks(p, work.names[i])
-            p = state.local_shard(p)
-        params.append(p)
-        grads.append(local(work.grads[i]))
-        if work.views:
-            views.append(view_of(work.group, p, work.names[i]))
-    finite = None if work.finite is None else [work.finite[i] for i in kept]
-    return Work(work.group, [work.names[i] for i in kept], params, grads, finite, views)
+def _settle_empty(work: Work, index: int, state: State) -> None:
+    """Make empty entries for a parameter without a part here; a checkpoint asks all ranks."""
+    p: Any = work.params[index]
+    of_parameter, kept = state[p], stored_dtype(work.group, p)
+    keep_momentum(momentum_of(p, of_parameter, kept), p, of_parameter, kept)
+    if is_compensated(work.group, p):
+        rounding_error(p, of_parameter)
+    for bucket, member in members_of(work, index, state):
+        for name, shape in carries.shapes_of(bucket, bucket.dtype).items():
+            key, of_all = entry(name, member.block), (member.count, *shape)
+            known = of_parameter.get(key)
+            dtype = carried_dtype(bucket.polar, name, p.dtype)
+            if not is_sharded(known) or (known.shape, known.dtype) != (of_all, dtype):
+                part = torch.empty((0, *shape), dtype=dtype, device=p.device)
+                of_parameter[key] = wrapped(part, p, placed_by_matrix(p), of_all)

@@ -1,7 +1,7 @@
 """The steps of an optimizer, alone or with parameters in parts or in copies on several ranks.
 
 The ranks first agree on what has a gradient, and on any error: an error raised on one rank alone would
-leave the others waiting. Then each rank does its share of the work (:mod:`polarstep.ranks.step`).
+leave the others waiting. Then each rank does its share of the work (:func:`polarstep.muon.step`).
 An error inside that share is raised by all ranks together when the step ends.
 """
 
@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from itertools import chain, starmap
 
 from torch import Tensor
 
 from polarstep.bucket import Draws, Observed, PolarHook
 from polarstep.context import user_stacklevel
 from polarstep.engines.replay import ReplayedStep
+from polarstep.gradients import Work, check_gradients, collect
 from polarstep.groups import NAMELESS, Group, named_params
-from polarstep.muon import WINDOW, Running, run, steps_here, steps_of
+from polarstep.muon import step
 from polarstep.options import CheckedOptions
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.alike import GroupOptions
 from polarstep.ranks.copies import Watch, words_of_differences
+from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.layout import Layout
 from polarstep.ranks.status import (
     Agreement,
@@ -32,10 +33,8 @@ from polarstep.ranks.status import (
     in_common,
     stop_together,
 )
-from polarstep.ranks.step import Distribution
 from polarstep.ranks.unstarted import drop_placeholders
 from polarstep.state import State
-from polarstep.stepping.collect import Work, check_gradients, collect
 
 __all__ = ["StepOverRanks"]
 
@@ -57,8 +56,7 @@ class StepOverRanks:
         self._differences: str | None = None  # between copies on ranks, in words
         self._watch = Watch()
         self._warned = False  # of differences, since a state has come
-        # Whether plain tensors stand in for sharded parameters at this step.
-        self._stand_ins = False
+        self._is_sharded = False  # whether a parameter is a DTensor on this rank alone
 
     def collected(
         self,
@@ -81,11 +79,8 @@ class StepOverRanks:
                 raise error
             for number, group in enumerate(groups):
                 self._checked.check(number, group)
-            whole, stand_ins = self._distribution.whole(groups), None
-            self._stand_ins = bool(whole)
-            if whole:
-                stand_ins = self._distribution.local_state(state).stand_ins(whole)
-            return [collect(group, stand_ins=stand_ins) for group in groups]
+            self._is_sharded = bool(self._distribution.whole(groups))
+            return [collect(group) for group in groups]
         self._failure = None
         try:
             if spread is not self._made_from[0]:
@@ -148,13 +143,14 @@ class StepOverRanks:
     ) -> None:
         """Update the matrices of ``muon``, of which no other rank has a part.
 
-        A ``DTensor`` on one rank is updated as the plain tensor that stands in for it.
+        A ``DTensor`` on one rank is updated as the plain tensor that is its local part.
         """
-        local_state = self._distribution.local_state(state) if self._stand_ins else None
-        here = state if local_state is None else local_state
-        run(steps_here(muon, here, draws, hooks, replayed))
-        if local_state is not None:
-            local_state.settle()
+        if not self._is_sharded:
+            step(muon, state, draws, replayed, hooks)
+            return
+        here = self._distribution.local_state(state)
+        step(here.begin(muon), here, draws, replayed, hooks)
+        here.settle()
 
     def update_shares(
         self,
@@ -168,17 +164,15 @@ class StepOverRanks:
 
         An error in it is told when the step ends: other ranks wait for what this rank has to send.
         """
-        split = self._distribution.split(muon, state, hooked=self._agreement.hooked)
-        hooks = tuple(_noting_errors(hook, split.errors) for hook in hooks)
-        split.let_rest()
-        steps = chain(
-            starmap(Running, split.steps(draws, WINDOW)),
-            steps_here(split.here, split.state, draws, hooks, replayed),
-            steps_of(split.gathered, state, draws, hooks),
-        )
-        run(steps, split.errors)
-        split.settle()
-        self._failure = split.errors[0] if split.errors else None
+        works, shares = self._distribution.shares(muon, state, draws, hooked=self._agreement.hooked)
+        here, errors = self._distribution.local_state(state), shares.errors
+        hooks = tuple(_noting_errors(hook, errors) for hook in hooks)
+        step(works, here, draws, replayed, hooks, shares)
+        try:
+            here.settle()
+        except Exception as error:
+            errors.append(error)
+        self._failure = errors[0] if errors else None
 
     def update_elementwise(self, work: Work, state: State) -> None:
         """Update this rank's parts of the parameters of another rule; an error is told as above."""
@@ -194,8 +188,8 @@ class StepOverRanks:
 
         Warn of parameters that should be copies of one another and are not.
         """
-        step = max((group.get("step", 0) for group in groups), default=0)
-        end = f"the end of step {max(0, step - 1)} of the optimizer"
+        taken = max((group.get("step", 0) for group in groups), default=0)
+        end = f"the end of step {max(0, taken - 1)} of the optimizer"
         largest = stop_together(
             self._common, self._agreement.back, self._failure, end, self._watch.told()
         )

@@ -21,6 +21,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -28,9 +29,9 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.bucket import BucketKey, Member, TensorBucket, in_parts
-from polarstep.ranks import carries, collectives, ledger
+from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, Piece
-from polarstep.ranks.plans import wire_dtype
+from polarstep.ranks.plans import factor_width, wire_dtype
 from polarstep.state import State, carried_dtype
 
 __all__ = ["Item", "Part", "SharedBucket", "Slot", "Table", "Way", "computing_ranks", "part_of"]
@@ -202,16 +203,14 @@ class Table:
         # Whether every rank has all of M and needs all of T, as where parameters are copies.
         self.copied = all(layout.cut == () for layout in b.layouts)
         self.nbytes = len(self.matrices) * b.bytes_of_one
-        self.width = ledger.factor_width(its.polar)
+        self.width = factor_width(its.polar)
         self.shapes = carries.shapes_of(its, self.dtype)
         self.mine = [self._part(b, j, self.me) for j in range(len(computes))]
         self.there, self.there_at_first = (
-            self._way(
-                lambda j, rank, shapes=shapes: self._slots_there(b, j, rank, shapes), away=True
-            )
-            for shapes in (self.shapes, {})
+            self._way(partial(self._slots_there, b, shapes), away=True)
+            for shapes in (self.shapes, Shapes())
         )
-        self.back = self._way(lambda j, rank: self._slots_back(b, j, rank), away=False)
+        self.back = self._way(partial(self._slots_back, b), away=False)
 
     def resumed_from(self, b: SharedBucket) -> Shapes:
         """The carries that a step of ``b`` continues from."""
@@ -225,7 +224,9 @@ class Table:
             held[rank] += [(j, slot) for slot in slots(j, self.me)]
         computed = [[(j, slot) for j in self.owned for slot in slots(j, rank)] for rank in N]
         if self.copied and not away:  # one copy is sent, to all ranks
-            computed = [each if rank == self.me else [] for rank, each in zip(N, computed, strict=True)]
+            computed = [
+                each if rank == self.me else [] for rank, each in zip(N, computed, strict=True)
+            ]
         sent, received = (held, computed) if away else (computed, held)
         sizes, counts = (
             [sum(slot.size for _, slot in each) for each in side] for side in (sent, received)
@@ -236,7 +237,7 @@ class Table:
         i, k = self.matrices[j]
         return part_of(b.pieces(i)[rank], b.members[i], k)
 
-    def _slots_there(self, b: SharedBucket, j: int, rank: int, shapes: Shapes) -> list[Slot]:
+    def _slots_there(self, b: SharedBucket, shapes: Shapes, j: int, rank: int) -> list[Slot]:
         """What ``rank`` sends to the rank that computes matrix j: both belong to one copy."""
         replicas = b.layouts[self.matrices[j][0]].replicas
         if replicas[rank] != replicas[self.computes[j]]:
@@ -293,7 +294,7 @@ def computing_ranks(buckets: Sequence[SharedBucket]) -> list[list[int]]:
     """
     computes = [[0] * sum(b.counts) for b in buckets]
     loads: dict[tuple[int, ...], list[tuple[float, int]]] = {}
-    costs = [float(ledger.product_flops(b.map, b.key.m, b.key.n)) for b in buckets]
+    costs = [float(b.map.flops(b.key.m, b.key.n)) for b in buckets]
     works = [
         (-cost, number, j)
         for number, (b, cost) in enumerate(zip(buckets, costs, strict=True))

@@ -2,7 +2,7 @@
 
 ``torch.distributed.checkpoint`` asks for the same entries on saving and on loading. Before loading it
 makes them by a step with gradients of zero. But a parameter that never had a gradient has no state, and
-the peak of a momentum (:mod:`polarstep.stepping.resting`) is first taken at step 64. So a
+the peak of a momentum (:mod:`polarstep.stale_momentum`) is first taken at step 64. So a
 checkpoint that is made where torch.distributed is initialized has placeholders for missing entries:
 zeros for momenta, peaks, averages and rounding errors, which start from zero, and NaN for what a map
 carries. On loading, a carry of nothing but NaN beside a momentum of nothing but zeros is dropped. Where
@@ -22,11 +22,12 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import members_of
+from polarstep.gradients import Work
 from polarstep.groups import Group, view_of
 from polarstep.others import ELEMENTWISE, first_state
 from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, is_sharded, local, placed_by_matrix, wrapped
-from polarstep.ranks.local import is_cut
+from polarstep.ranks.local_shard import is_cut
 from polarstep.state import (
     State,
     carried_dtype,
@@ -38,7 +39,6 @@ from polarstep.state import (
     rounding_error,
     stored_dtype,
 )
-from polarstep.stepping.collect import Work
 
 __all__ = ["Arrivals", "drop_placeholders", "has_ranks", "placeholders"]
 

@@ -11,9 +11,9 @@ from tests.solvers import Solver, over_solvers
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.stepping import magnitude
-from polarstep.stepping.collect import collect
-from polarstep.stepping.resting import EVERY, FADED, let_rest
+from polarstep import gradients
+from polarstep.gradients import collect
+from polarstep.stale_momentum import EVERY, FADED, reset_stale
 
 
 def trained(p: Tensor, optimizer: ps.Muon, gradients: list[Tensor | float]) -> list[Tensor]:
@@ -35,7 +35,7 @@ def random(shape: tuple[int, ...], count: int = 5) -> list[Tensor]:
 @pytest.mark.parametrize("scale", [1.0, 1e-30])
 def test_it_ends_where_it_is_finite(solver: Solver, scale: float, monkeypatch) -> None:
     """Checked at every fourth step, and with momentum that fades as fast as 64 steps of 0.8 do."""
-    monkeypatch.setattr("polarstep.stepping.resting.EVERY", 4)
+    monkeypatch.setattr("polarstep.stale_momentum.EVERY", 4)
     p = torch.nn.Parameter(torch.zeros(12, 20))
     optimizer = ps.Muon([p], lr=1e-3, momentum=0.03, polar=solver.map)
     start = [scale * G for G in random((12, 20))]
@@ -85,14 +85,14 @@ def test_slow_decay_and_spikes_are_left_alone() -> None:
     (G,) = random((8, 8), 1)
     falling = [G * 0.8 ** (k / 2) for k in range(4 * EVERY)]  # by 1e-12 in all
     spiked = [G, 1e10 * G, *[G] * (4 * EVERY)]
-    for gradients in (falling, spiked):
+    for those in (falling, spiked):
         buffers = []
-        for step in gradients:
+        for step in those:
             p.grad = step.clone()
             optimizer.step()
             buffers.append(optimizer.state[p]["momentum_buffer"].clone())
         expected = torch.zeros_like(G)
-        for step, C in zip(gradients, buffers, strict=True):
+        for step, C in zip(those, buffers, strict=True):
             expected = 0.8 * expected + step
             assert torch.allclose(C, expected, rtol=1e-4)
         optimizer = ps.Muon([p], lr=1e-3, momentum=0.8)
@@ -126,7 +126,7 @@ def test_an_infinite_momentum_is_no_measure() -> None:
 
 def test_other_matrices_than_before_start_with_peaks_of_their_own(monkeypatch) -> None:
     """``split_sizes`` may be written to a group, or be missing in an older checkpoint."""
-    monkeypatch.setattr("polarstep.stepping.resting.EVERY", 2)
+    monkeypatch.setattr("polarstep.stale_momentum.EVERY", 2)
     p = torch.nn.Parameter(torch.zeros(12, 8))
     optimizer = ps.Muon([p])
     trained(p, optimizer, random((12, 8)))
@@ -156,7 +156,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
     monkeypatch, in_order: bool, momentum_dtype: torch.dtype | None, by_norms: bool
 ) -> None:
     """C ← 0 in the matrices whose largest entry is below 1e-6 of their peak, and in no other."""
-    monkeypatch.setattr(magnitude, "_by_norms", lambda device: by_norms)
+    monkeypatch.setattr(gradients, "_by_norms", lambda device: by_norms)
     params = {name: torch.nn.Parameter(torch.zeros(shape)) for name, (shape, _) in VIEWS.items()}
     groups = [{"params": [params[name]]} | options for name, (_, options) in VIEWS.items()]
     optimizer = ps.Muon(groups, momentum=1e-9, momentum_dtype=momentum_dtype)
@@ -167,7 +167,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
         (view,) = works[-1].views
         C = random(tuple(p.shape), 1)[0].to(momentum_dtype or torch.float32)
         optimizer.state[p]["momentum_buffer"] = C if in_order else C.mT.contiguous().mT
-    let_rest(works, optimizer.state)  # finds the peaks
+    reset_stale(works, optimizer.state)  # finds the peaks
     for work, p in zip(works, params.values(), strict=True):
         C, (view,) = optimizer.state[p]["momentum_buffer"], work.views
         blocks = view.blocks(C.clone())
@@ -181,7 +181,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
         C.copy_(view.assemble(shrunk, C.shape))
         optimizer.state[p]["peak"].mul_(1.0)
         work.group["momentum"] = 1.0  # peaks do not fade
-    let_rest(works, optimizer.state)
+    reset_stale(works, optimizer.state)
     for work, p in zip(works, params.values(), strict=True):
         (view,), first = work.views, 0
         for block in view.blocks(optimizer.state[p]["momentum_buffer"]):
@@ -192,7 +192,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
 
 def test_many_matrices_take_one_launch_each_and_a_few_for_all(monkeypatch) -> None:
     """Where the host does not know which of them rest, as on a GPU."""
-    monkeypatch.setattr(magnitude, "_by_norms", lambda device: True)
+    monkeypatch.setattr(gradients, "_by_norms", lambda device: True)
     launches = []
     for count in (8, 64):
         shapes = [(24, 32), (32, 24), (3, 8, 8), (8, 4, 3, 3)]
@@ -205,9 +205,9 @@ def test_many_matrices_take_one_launch_each_and_a_few_for_all(monkeypatch) -> No
         optimizer.param_groups[0]["step"] = EVERY
         works = [collect(optimizer.param_groups[0])]
         with torch.no_grad():
-            let_rest(works, optimizer.state)  # makes the peaks
+            reset_stale(works, optimizer.state)  # makes the peaks
             with Operations() as ops:
-                let_rest(works, optimizer.state)
+                reset_stale(works, optimizer.state)
         assert ops.counts["masked_fill_"] == count
         stacks = count // 4
         launches.append(ops.launches - count - stacks)  # a norm for the matrices of each stack

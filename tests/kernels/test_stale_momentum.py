@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep.stepping import resting as rule
+from polarstep import stale_momentum as rule
 
 # Interpreted steps take long: the rule is applied at every 16th of them, and momentum fades faster.
 EVERY, MOMENTUM = 16, 0.1

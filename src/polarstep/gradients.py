@@ -1,8 +1,13 @@
-"""The first phase of a step: which parameters have gradients. It changes nothing."""
+"""What a step begins with: the parameters that have a gradient, and whether gradients are finite.
+
+Nothing is changed here. :func:`largest` finds the largest magnitude of each of many tensors, in few
+launches. It is NaN or infinite exactly where some entry is. On a GPU one launch finds it for a whole
+list of tensors. A CPU finds minimum and maximum twenty times as fast as a norm.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,14 +20,12 @@ from polarstep.groups import (
     views_of,
 )
 from polarstep.matrix import MatrixView
+from polarstep.numerics import largest_entry
 from polarstep.ranks.layout import is_sharded, local, placed_like
-from polarstep.stepping.magnitude import largest
 
-__all__ = [
-    "Work",
-    "check_gradients",
-    "collect",
-]
+__all__ = ["Work", "check_gradients", "collect", "largest", "largest_of_each"]
+
+INFINITY = float("inf")
 
 
 @dataclass
@@ -35,6 +38,14 @@ class Work:
     grads: list[Tensor]
     finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
     views: list[MatrixView]  # empty unless the group is Muon's
+
+    def of(self, kept: list[int]) -> Work:
+        """This work for the parameters at ``kept``."""
+        names, params, grads, views = (
+            [each[i] for i in kept] for each in (self.names, self.params, self.grads, self.views)
+        )
+        finite = None if self.finite is None else [self.finite[i] for i in kept]
+        return Work(self.group, names, params, grads, finite, views)  # type: ignore[arg-type]
 
     def without_gradients(self) -> Work:
         """This work without gradients, for a plan that outlives the step: it would hold their memory."""
@@ -61,23 +72,16 @@ def _check(name: str, p: Tensor, grad: Tensor) -> None:
         )
 
 
-def collect(
-    group: Group,
-    elsewhere: Container[int] = (),
-    stand_ins: Mapping[int, tuple[Tensor, Tensor]] | None = None,
-) -> Work:
+def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
     """The parameters of a group that have a gradient, checked.
 
     A parameter without a gradient is left alone altogether, weight decay included. ``elsewhere`` has the
     ids of parameters that have a gradient on another rank; if such a gradient is missing here, it counts
-    as zero. ``stand_ins`` maps the id of a sharded parameter to the plain tensors that are used in place
-    of the parameter and of its gradient.
+    as zero.
     """
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
     for name, p in named_params(group):
-        if stand_ins and id(p) in stand_ins:
-            p, grad = stand_ins[id(p)]
-        elif (given := p.grad) is not None:
+        if (given := p.grad) is not None:
             grad = given
         elif id(p) in elsewhere:
             grad = torch.zeros_like(p)
@@ -123,3 +127,52 @@ def _are_finite(grads: list[Tensor]) -> list[Tensor]:
         found = torch.isfinite(largest([grads[index] for index in indices])).unbind()
         flags |= zip(indices, found, strict=True)
     return [flags[index] for index in range(len(grads))]
+
+
+def _by_norms(device: torch.device) -> bool:
+    """Whether norms are the fastest way to the largest magnitudes on ``device``."""
+    return device.type == "cuda"
+
+
+def largest(tensors: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each tensor, zero for an empty one, as one tensor (number of tensors,).
+
+    The tensors must have one precision and be on one device.
+
+    >>> largest([torch.tensor([1.0, -3.0]), torch.zeros(0), torch.ones(2, 2)])
+    tensor([3., 0., 1.])
+    """
+    full = [X for X in tensors if X.numel() > 0]
+    if len(full) < len(tensors):
+        found = iter(largest(full) if full else ())
+        zero = tensors[0].new_zeros(())
+        return torch.stack([next(found) if X.numel() > 0 else zero for X in tensors])
+    if _by_norms(full[0].device):
+        return torch.stack(torch._foreach_norm(full, ord=INFINITY))
+    most, least = (torch.stack([each(X) for X in full]) for each in (torch.amax, torch.amin))
+    return torch.maximum(most, -least)
+
+
+def largest_of_each(batches: Sequence[Tensor]) -> Tensor:
+    """The largest magnitude of each matrix of ``batches`` (count, m, n), as one tensor.
+
+    >>> largest_of_each([torch.eye(2)[None], torch.tensor([[[1.0, -2.0]], [[-4.0, 0.0]]])])
+    tensor([1., 2., 4.])
+    """
+    alone = [batch for batch in batches if len(batch) == 1]
+    found = largest(alone) if alone else batches[0].new_zeros(0)
+    if len(alone) == len(batches):
+        return found
+    singles = iter(torch.split(found, 1))
+    return torch.cat(
+        [next(singles) if len(batch) == 1 else _of_matrices(batch) for batch in batches]
+    )
+
+
+def _of_matrices(batch: Tensor) -> Tensor:
+    if batch.numel() == 0:
+        return batch.new_zeros(len(batch))
+    if _by_norms(batch.device):
+        found: Tensor = torch.linalg.vector_norm(batch, INFINITY, dim=(-2, -1))
+        return found
+    return largest_entry(batch).flatten()

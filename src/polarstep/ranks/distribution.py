@@ -1,0 +1,220 @@
+"""Which ranks hold and compute the matrices of a step: a plan for each parameter, and what follows.
+
+A :class:`Distribution` keeps from step to step what does not change: layouts, plans, tables of who
+computes what, and CUDA graphs. :meth:`Distribution.shares` divides the matrices of a step by plan.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from polarstep.bucket import Draws, members_by_key
+from polarstep.gradients import Work
+from polarstep.groups import Group, view_of
+from polarstep.ranks import collectives
+from polarstep.ranks.exchange import OverRanks, Shares
+from polarstep.ranks.layout import Layout, is_sharded
+from polarstep.ranks.local_shard import LocalState
+from polarstep.ranks.owned_graph import OwnedGraphs
+from polarstep.ranks.parts import SharedBucket, Table, computing_ranks
+from polarstep.ranks.plans import (
+    AUTO,
+    BY_OWNERS,
+    AskedPlan,
+    Choice,
+    Plan,
+    asked_of,
+    check_plan,
+    chosen_plan,
+)
+from polarstep.state import State, check_blocks
+
+__all__ = ["Distribution"]
+
+
+# Bytes that buckets may hold while they wait for other ranks; one bucket may always run.
+WINDOW = 512 * 2**20
+
+
+@dataclass
+class _Sorted:
+    """An optimizer's parameters, sorted by which ranks hold them."""
+
+    params: list[Tensor]
+    spread: list[tuple[Tensor, Layout]]  # parameters of which other ranks hold a part
+    whole: list[Tensor]  # sharded parameters on a mesh of one rank
+
+
+def _check_process_group(group: Any) -> None:
+    if group is None:
+        return
+    if not torch.distributed.is_available() or not isinstance(
+        group, torch.distributed.ProcessGroup
+    ):
+        raise TypeError(
+            f"process_group={group!r}: expected the ranks that hold copies of the plain parameters, as "
+            "torch.distributed.group.WORLD after init_process_group, or get_group() of a DeviceMesh; "
+            "None if there are no copies. On ranks outside of a group new_group returns -100: give them "
+            "a group of their own"
+        )
+
+
+class Distribution:
+    """How an optimizer's parameters are spread over ranks.
+
+    Args:
+        plan: the plan to prefer, ``"auto"`` for the cheapest; a group may have its own under ``"plan"``.
+        process_group: the ranks that hold copies of all plain parameters (DDP); ``None``: this process
+            has its plain parameters to itself.
+        window: the bytes that buckets may hold while they wait for other ranks.
+    """
+
+    def __init__(
+        self, plan: AskedPlan = AUTO, process_group: Any = None, window: int | None = None
+    ) -> None:
+        check_plan(plan)
+        _check_process_group(process_group)
+        self.window = WINDOW if window is None else window
+        self.plan, self.process_group = plan, process_group
+        if process_group is not None:
+            ranks = torch.distributed.get_process_group_ranks(process_group)
+            collectives.lend(tuple(sorted(ranks)), process_group)
+        self._choices: dict[Any, Choice] = {}
+        # The layout and the choice for a parameter, by its id, with everything they depend on: hashing
+        # layouts and maps at every step would take longer than a step of a small model.
+        self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
+        self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
+        self._known = _Sorted([], [], [])
+        self._local: LocalState | None = None
+        self._exchanges: tuple[Any, list[OverRanks]] = ((), [])
+        self._graphs = OwnedGraphs()
+
+    def layout_of(self, p: Tensor) -> Layout | None:
+        """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
+        placements = p.placements if is_sharded(p) else None
+        known = self._layouts.get(id(p))
+        if known is None or known[0] is not p or known[1] is not placements:
+            known = (p, placements, Layout.of(p, self.process_group))
+            self._layouts[id(p)] = known
+        return known[2]
+
+    def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
+        """The parameters of which other ranks hold a part, with their layouts."""
+        return self._sorted(groups).spread
+
+    def whole(self, groups: Iterable[Group]) -> list[Tensor]:
+        """The sharded parameters of Muon's groups whose mesh is this rank alone."""
+        return self._sorted(groups).whole
+
+    def _sorted(self, groups: Iterable[Group]) -> _Sorted:
+        """The parameters by where they lie, found anew when a group has other parameters."""
+        params = [p for group in groups for p in group["params"]]
+        known = self._known
+        if len(params) == len(known.params) and all(map(operator.is_, params, known.params)):
+            return known
+        self._known = known = _Sorted(params, [], [])
+        kept = set(map(id, params))  # forget parameters that were taken out of their groups
+        self._layouts = {key: found for key, found in self._layouts.items() if key in kept}
+        self._recent = {key: found for key, found in self._recent.items() if key in kept}
+        for group in groups:
+            for p in group["params"]:
+                layout = self.layout_of(p)
+                if layout is not None and len(layout.ranks) > 1:
+                    known.spread.append((p, layout))
+                elif is_sharded(p) and group["algorithm"] == "muon" and p.numel() > 0:
+                    assert layout is not None
+                    layout.check_part(p)
+                    known.whole.append(p)
+        return known
+
+    def local_state(self, state: State) -> LocalState:
+        """The optimizer's ``state`` in plain tensors, for the parts of sharded parameters."""
+        if self._local is None or not self._local.is_of(state):
+            self._local = LocalState(state)
+        return self._local
+
+    def choice(self, group: Group, p: Tensor) -> Choice | None:
+        """The plan of a parameter in a Muon group; ``None`` if this process alone has it."""
+        layout = self.layout_of(p)
+        if layout is None:
+            return None
+        view, asked = view_of(group, p), asked_of(group, self.plan)
+        polar, transform = group["polar"], group["transform"]
+        now = (p, layout, view, polar, transform, p.dtype, p.device, asked)
+        known = self._recent.get(id(p))
+        # Tuples compare by identity before they compare by value.
+        if known is not None and known[0][0] is p and known[0] == now:
+            return known[1]
+        key = now[1:]
+        if key not in self._choices:
+            self._choices[key] = chosen_plan(p, layout, view, polar, asked, transform)
+        self._recent[id(p)] = now, self._choices[key]
+        return self._choices[key]
+
+    def shares(
+        self, works: list[Work], state: State, draws: Draws, *, hooked: Container[int]
+    ) -> tuple[list[Work], Shares]:
+        """The matrices that this rank has whole, and those that it shares with others.
+
+        In the former a sharded parameter is this rank's part, whose state is in :meth:`local_state`.
+        Hooks see whole matrices: ``hooked`` has the ids of parameters at which a hook of some rank
+        looks, and every rank computes all of their matrices of which it holds a part.
+        """
+        plans = [[self._plan(work.group, p, hooked) for p in work.params] for work in works]
+
+        def those(*of: Plan) -> list[Work]:
+            return [
+                work.of([i for i, plan in enumerate(its) if plan in of])
+                for work, its in zip(works, plans, strict=True)
+            ]
+
+        whole, shared, gathered = those("local"), those(*BY_OWNERS, "gather"), those("gather")
+        for work in shared:
+            if work.group["momentum_dtype"] == torch.int8:
+                for name, p in zip(work.names, work.params, strict=True):
+                    check_blocks(p, name)
+        here = self.local_state(state).begin(whole)
+        owned = self._owned(those(*BY_OWNERS), state, draws)
+        return here, Shares(shared, owned, gathered, self.layout_of, state, self.window, [])
+
+    def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> Plan:
+        choice = self.choice(group, p)
+        plan: Plan = "local" if choice is None else choice.plan
+        if id(p) not in hooked or plan == "local":
+            return plan
+        return "local" if plan == "replicated" else "gather"
+
+    def _owned(
+        self, works: list[Work], state: State, draws: Draws
+    ) -> list[tuple[SharedBucket, OverRanks]]:
+        """The buckets of matrices that one rank computes for others; two of them fit into the window.
+
+        The table of who computes what is kept from step to step while the buckets stay the same.
+        """
+
+        def ranks_of(p: Tensor) -> tuple[tuple[int, ...], bool]:
+            layout = self._layout(p)
+            return layout.ranks, layout.cut == ()
+
+        buckets: list[SharedBucket] = []
+        for (key, _), members in members_by_key(works, state, ranks_of).items():
+            layouts = [self._layout(member.param) for member in members]
+            whole = SharedBucket(key, members, layouts, state, draws.of(key))
+            buckets += whole.in_parts(self.window // 2)
+        decides = [b.decides for b in buckets]
+        if decides != self._exchanges[0]:
+            both = zip(buckets, computing_ranks(buckets), strict=True)
+            exchanges = [OverRanks(Table(b, computes), self._graphs) for b, computes in both]
+            self._exchanges = (decides, exchanges)
+        return list(zip(buckets, self._exchanges[1], strict=True))
+
+    def _layout(self, p: Tensor) -> Layout:
+        layout = self.layout_of(p)
+        assert layout is not None
+        return layout

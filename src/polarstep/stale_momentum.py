@@ -1,0 +1,234 @@
+"""Stop a matrix whose gradient has become zero, once its momentum has faded.
+
+T(cM) = T(M), so a step is as long for faded momentum as for fresh momentum. After the gradient of a
+matrix has become zero (an expert that no token reaches, a frozen branch), C shrinks by the factor β in
+each step. Without a rule its parameter would take full steps until C underflows: two thousand at β =
+0.95.
+
+The rule: C ← 0 where the largest entry of C is below 1e-6 of a peak. The peak is the largest entry that
+C has had. It fades by the factor √β in each step, half as fast as C without a gradient. So a matrix that
+gets no gradient stops moving after 2·ln(1e-6)/ln β steps (540 at β = 0.95, 262 at 0.9) and at most 64
+more, as the rule is applied at every 64th step. Momentum that falls by no more than √β in each step is
+never touched, however far it falls, nor is momentum that comes back from a spike a trillion times its
+size. If C falls below the smallest normal number of its precision, it counts as zero whatever its peak,
+because β times such a number may round to the number itself, for ever.
+
+Where ranks have parts of a matrix, each rank finds the largest entry of its part, and a small exchange
+gives all of them the largest entry of the whole (:func:`reset_stale_parts`). So they set C ← 0 at the
+same step, and have the same peaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from polarstep.bucket import Member
+from polarstep.cuda_graphs import in_a_graph
+from polarstep.gradients import Work, largest, largest_of_each
+from polarstep.matrix import MatrixView
+from polarstep.ranks import collectives
+from polarstep.ranks.layout import Layout, local, whole
+from polarstep.ranks.parts import Part, part_of
+from polarstep.state import State, keep_momentum, momentum_of
+
+__all__ = ["EVERY", "FADED", "reset_stale", "reset_stale_parts"]
+
+EVERY = 64
+FADED = 1e-6
+
+
+def reset_stale(works: list[Work], state: State) -> None:
+    """Apply the rule to every matrix that this rank holds whole; nothing waits for a GPU.
+
+    On a GPU it takes some twenty launches for all matrices, and one more for each parameter: it writes
+    all of C, as the host does not know which matrices are stale.
+    """
+    alike: dict[tuple[float, torch.dtype, torch.device, torch.dtype], list[_Momentum]] = {}
+    for work in works:
+        fade = fading(work)
+        if fade is None:
+            continue
+        for p, view in zip(work.params, work.views, strict=True):
+            if "momentum_buffer" in state[p]:
+                kept = state[p]["momentum_buffer"].dtype
+                C = momentum_of(p, state[p], kept)
+                count = sum(batch for batch, _, _ in view.shapes)
+                peak = _peak_of(state[p], count, C)
+                each = _Momentum(p, view, C, kept, peak)
+                alike.setdefault((fade, C.dtype, C.device, peak.dtype), []).append(each)
+    for (fade, *_), together in alike.items():
+        blocks = [block for each in together for block in _matrices(each)]
+        peaks = [each.peak for each in together]
+        for each, flags in zip(together, _faded(peaks, largest_of_each(blocks), fade), strict=True):
+            if flags.device.type != "cpu" or bool(flags.any()):
+                _set_to_zero(each, flags)
+        for each in together:
+            keep_momentum(each.C, each.p, state[each.p], each.kept)
+
+
+def fading(work: Work) -> float | None:
+    """The factor on the peaks since the rule was last applied; ``None`` if this step skips it.
+
+    Inside a CUDA graph of the user's own every step applies it, as the graph repeats one step.
+    """
+    steps = 1 if in_a_graph() else EVERY
+    if work.group["step"] % steps or work.group["step"] == 0:
+        return None
+    fade: float = work.group["momentum"] ** (steps / 2)
+    return fade
+
+
+class _Momentum(NamedTuple):
+    """The momentum of a parameter, and the peaks of its matrices."""
+
+    p: Tensor
+    view: MatrixView
+    C: Tensor
+    kept: torch.dtype  # the precision that the state keeps it in
+    peak: Tensor
+
+
+def _peak_of(of_parameter: dict[str, Tensor], count: int, C: Tensor) -> Tensor:
+    """The peaks of the ``count`` matrices of a parameter, in its state; zero at first.
+
+    They start anew if the parameter is cut into other matrices than before, by other ``split_sizes``.
+    """
+    known = of_parameter.get("peak")
+    if known is None or known.shape != (count,):
+        known = of_parameter["peak"] = C.new_zeros(count)
+    return known
+
+
+def _faded(peaks: list[Tensor], most: Tensor, fade: float) -> tuple[Tensor, ...]:
+    """Which matrices of each parameter are stale, from their largest entries; updates ``peaks``.
+
+    ``peaks`` has the peaks of each parameter, all in one precision, and ``most`` all matrices in turn.
+    """
+    known = torch.cat(peaks)
+    peak = torch.maximum(most, fade * known)
+    # An infinite or NaN entry of C must not become the peak.
+    known = torch.where(peak.isfinite(), peak, known).to(known.dtype)
+    counts = [len(each) for each in peaks]
+    torch._foreach_copy_(peaks, torch.split(known, counts))
+    return torch.split(most < (FADED * known).clamp_min(torch.finfo(known.dtype).tiny), counts)
+
+
+def _matrices(momentum: _Momentum) -> list[Tensor]:
+    """The matrices of C in batches, by as few views as there can be."""
+    C, view = momentum.C, momentum.view
+    if view.is_cut:
+        return view.blocks(C)
+    return [C[None] if view.batch == 1 else C.flatten(0, -3)]
+
+
+def _set_to_zero(momentum: _Momentum, flags: Tensor) -> None:
+    """C ← 0 for the matrices whose flag is set, in place where the matrices are parts of C."""
+    C, view = momentum.C, momentum.view
+    if not view.is_cut:
+        batch = (*C.shape[:-2], 1, 1) if view.batch > 1 else ()
+        C.masked_fill_(flags.view(batch), 0)
+        return
+    blocks = view.blocks(C)
+    parts = [part[:, None, None] for part in torch.split(flags, [len(block) for block in blocks])]
+    if all(_is_part(block, of=C) for block in blocks):
+        for block, part in zip(blocks, parts, strict=True):
+            block.masked_fill_(part, 0)
+        return
+    kept = [block.masked_fill(part, 0) for block, part in zip(blocks, parts, strict=True)]
+    C.copy_(view.assemble(kept, C.shape))
+
+
+def _is_part(X: Tensor, of: Tensor) -> bool:
+    return X.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
+
+
+def reset_stale_parts(
+    works: list[Work], layout_of: Callable[[Tensor], Layout | None], state: State
+) -> None:
+    """Apply the rule to matrices in parts, whose layouts ``layout_of`` has; all ranks call together."""
+    alike: dict[Any, list[_Looked]] = {}
+    for work in works:
+        if fading(work) is None:
+            continue
+        for i, p in enumerate(work.params):
+            layout = layout_of(p)
+            assert layout is not None
+            if "momentum_buffer" in state[p] and layout.pieces(work.views[i]) is not None:
+                here = _parts_of_C(work, i, layout, state)
+                key = (layout.ranks, here[0].dtype, here[0].device)
+                alike.setdefault(key, []).append(_Looked(work, i, layout, here))
+    for (ranks, _, _), together in alike.items():
+        packed = collectives.largest_of_ranks(
+            largest([part for each in together for part in each.parts]), ranks
+        )
+        most_of_each = torch.split(packed, [len(each.parts) for each in together])
+        by_fade: dict[tuple[float, torch.dtype], list[tuple[_Looked, Tensor, Tensor]]] = {}
+        for each, most in zip(together, most_of_each, strict=True):
+            fade, of_parameter = fading(each.work), state[each.work.params[each.at]]
+            assert fade is not None
+            if "peak" in of_parameter:  # another plan may have left the peaks in parts
+                of_parameter["peak"] = whole(of_parameter["peak"])
+            peak = _peak_of(of_parameter, len(most), most)
+            by_fade.setdefault((fade, peak.dtype), []).append((each, most, peak))
+        for (fade, _), those in by_fade.items():
+            peaks = [peak for _, _, peak in those]
+            all_flags = _faded(peaks, torch.cat([most for _, most, _ in those]), fade)
+            for (each, _, _), flags in zip(those, all_flags, strict=True):
+                _mask(each.work, each.at, each.layout, state, flags)
+
+
+class _Looked(NamedTuple):
+    """A parameter, and this rank's part of each of its matrices of C; empty where it has none."""
+
+    work: Work
+    at: int  # its index in the work
+    layout: Layout
+    parts: list[Tensor]
+
+
+def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
+    """The matrices of a parameter, as a block and an index in the block."""
+    shapes = work.views[index].shapes
+    return [
+        (Member(work, index, block), k)
+        for block, (count, _, _) in enumerate(shapes)
+        for k in range(count)
+    ]
+
+
+def _parts_here(
+    work: Work, index: int, layout: Layout, C: Tensor
+) -> tuple[Tensor, list[Part | None]]:
+    """This rank's part of C, as (batch, rows, columns), and where each matrix lies in it."""
+    pieces = layout.pieces(work.views[index])
+    assert pieces is not None
+    mine = pieces[layout.me]
+    parts = [part_of(mine, member, k) for member, k in _blocks(work, index)]
+    return C.reshape(mine.shape), parts
+
+
+def _momentum_here(work: Work, index: int, state: State) -> Tensor:
+    p = work.params[index]
+    return local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype))
+
+
+def _parts_of_C(work: Work, index: int, layout: Layout, state: State) -> list[Tensor]:
+    C, parts = _parts_here(work, index, layout, _momentum_here(work, index, state))
+    return [C.new_empty(0) if part is None else C[part.batch, slice(*part.rows)] for part in parts]
+
+
+def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:
+    """C ← 0 for this rank's parts of the stale matrices."""
+    kept = _momentum_here(work, index, state)
+    C, parts = _parts_here(work, index, layout, kept)
+    for flag, part in zip(flags, parts, strict=True):
+        if part is not None:
+            C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)
+    if C.data_ptr() != kept.data_ptr():  # a copy, as of a filter in channels_last
+        kept.copy_(C.view(kept.shape))
+    p = work.params[index]
+    keep_momentum(kept, p, state[p], state[p]["momentum_buffer"].dtype)
