@@ -20,8 +20,8 @@ from polarstep.checkpoints.matching import (
     check_order,
     check_ours,
     check_sizes,
-    check_unmixed,
     named_in_order,
+    told_of_mixed,
 )
 from polarstep.checkpoints.plain import decoded_group, encoded, encoded_group
 from polarstep.context import user_stacklevel
@@ -126,7 +126,6 @@ class Checkpointed(Optimizer):
         the next step casts it.
         """
         check_groups(state_dict)
-        check_unmixed(state_dict["param_groups"])
         saved = [named_in_order(group) for group in state_dict["param_groups"]]
         if not self._optimizer_load_state_dict_pre_hooks:  # a hook may correct the groups
             check_sizes(self.param_groups, saved)
@@ -148,8 +147,12 @@ class Checkpointed(Optimizer):
         finally:
             self._being_loaded = ()
             handle.remove()
-        if told := told_of_changes(before, self.param_groups, self.defaults):
-            warnings.warn(told, stacklevel=user_stacklevel())
+        for told in (
+            told_of_changes(before, self.param_groups, self.defaults),
+            told_of_mixed(state_dict["param_groups"]),
+        ):
+            if told is not None:
+                warnings.warn(told, stacklevel=user_stacklevel())
 
     def _undo_casts(self, content: dict[str, Any]) -> None:
         """Take from ``content``, a checkpoint just loaded, what torch has cast but a step keeps.

@@ -18,7 +18,7 @@ from itertools import chain
 from polarstep.groups import NAMELESS, Group
 from polarstep.routing.anatomy import unwrapped
 
-__all__ = ["check_order", "check_ours", "check_sizes", "check_unmixed", "named_in_order"]
+__all__ = ["check_order", "check_ours", "check_sizes", "named_in_order", "told_of_mixed"]
 
 # The names that add_param_group makes up for parameters without names: they say no more than the order.
 MADE_UP = re.compile(rf"{NAMELESS}\d+(-\d+)?")
@@ -59,8 +59,8 @@ def named_in_order(group: Group) -> Group:
     return {key: value for key, value in group.items() if key != "param_names"}
 
 
-def check_unmixed(saved: Sequence[Group]) -> None:
-    """Raise where ``torch.distributed.checkpoint`` has mixed groups up.
+def told_of_mixed(saved: Sequence[Group]) -> str | None:
+    """A warning where ``torch.distributed.checkpoint`` has mixed groups up; else ``None``.
 
     It fills a group of the optimizer that loads with the options of a saved group that shares a
     parameter with it. The result has the ``"params"`` of the first and the ``"param_names"`` of the
@@ -73,14 +73,14 @@ def check_unmixed(saved: Sequence[Group]) -> None:
         for name in group["params"]
         if name not in names
     ]
-    if apart:
-        raise ValueError(
-            f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
-            "torch.distributed.checkpoint gives a group one set of options: learning rate and other "
-            "options would be those of other parameters. Expected the groups of the run that was "
-            "saved: freeze and unfreeze the same layers, add the same groups, and make the optimizer "
-            "with the same rules"
-        )
+    if not apart:
+        return None
+    return (
+        f"{_listed(apart, SHOWN)} had another group in the checkpoint than in this optimizer, and "
+        "torch.distributed.checkpoint gives a group one set of options: learning rate and other options "
+        "may belong to other parameters. Expected the groups of the run that was saved: freeze and "
+        "unfreeze the same layers, add the same groups, and make the optimizer with the same rules"
+    )
 
 
 def check_sizes(groups: Sequence[Group], saved: Sequence[Group]) -> None:
