@@ -28,6 +28,7 @@ import polarstep as ps
 from polarstep import rng
 from polarstep.certificate import certify, cheap_certificate
 from polarstep.maps import Draw, MapState, Polar
+from polarstep.maps.base import numbers_for, step_of
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 MAPS: dict[str, ps.PolarMap] = {
@@ -85,11 +86,11 @@ def second_step(polar: ps.PolarMap, M: torch.Tensor) -> Callable[..., Polar]:
     ``shown`` asks for what a certificate reads, which no other step keeps.
     """
     numbers = None
-    if polar.numbers_at(0, resumed=False) is not None:
-        numbers = polar.numbers_for(M, fresh(str(M.device)))
-    _, carry = polar.step_on_many(M, MapState(), Draw(numbers))
+    if polar.traits.draws != "never":
+        numbers = numbers_for(polar, M, fresh(str(M.device)))
+    _, carry = step_of(polar, M, MapState(), Draw(numbers))
     # Kernels may write what a step leaves over the carry it was given: the next one is a third step.
-    return lambda shown: polar.step_on_many(M, carry, Draw(numbers, shown=shown))[0]
+    return lambda shown: step_of(polar, M, carry, Draw(numbers, shown=shown))[0]
 
 
 def multiplied_out(run: Callable[..., Polar]) -> torch.Tensor:

@@ -17,7 +17,7 @@ mean of a lifted step and of :class:`Between`, which ``step_cost.py`` has rows f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -25,9 +25,8 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep.maps import Draw, MapState, Polar
-from polarstep.maps.base import Containing, wide
+from polarstep.maps.base import Containing, Factors, Traits, wide
 from polarstep.maps.deflated import FACTOR, _precision, rest_size
-from polarstep.maps.result import Factors
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import HeadPlusRest
 
@@ -54,9 +53,10 @@ class Between(Containing):
         return self.deflated
 
     @property
-    def carries(self) -> tuple[str, ...]:
+    def traits(self) -> Traits:
         """What the head carries, and r."""
-        return (*self.deflated.carries, "reach")
+        its = self.deflated.traits
+        return replace(its, carries=(*its.carries, "reach"))
 
     def on(self, m: int, n: int, device: torch.device) -> ps.PolarMap:
         """The full-space map where the deflated map takes it."""
@@ -95,9 +95,10 @@ class EverySecond(Between):
     every: int = 2
 
     @property
-    def carries(self) -> tuple[str, ...]:
+    def traits(self) -> Traits:
         """What the cheap step carries, and the number of steps since the last lifted one."""
-        return (*super().carries, "turn")
+        its = super().traits
+        return replace(its, carries=(*its.carries, "turn"))
 
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """Both forms of T; matrices take the lifted one where their turn is zero."""

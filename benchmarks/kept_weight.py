@@ -22,7 +22,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep.maps import Draw, MapState, Polar, PolarMap
-from polarstep.maps.base import wide
+from polarstep.maps.base import Traits, wide
 
 __all__ = ["Form", "KeptWeight", "weight_of"]
 
@@ -44,9 +44,9 @@ class KeptWeight(PolarMap):
     inner: ps.NewtonSchulz = field(default_factory=lambda: ps.NewtonSchulz(5, "polar-express"))
 
     @property
-    def carries(self) -> tuple[str, ...]:
-        """W, and the number of steps since it was made."""
-        return ("weight", "turn")
+    def traits(self) -> Traits:
+        """Carried are W, and the number of steps since it was made."""
+        return Traits(carries=("weight", "turn"))
 
     def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether the carry has a W for these matrices."""
@@ -84,8 +84,7 @@ class KeptWeight(PolarMap):
 
 def weight_of(X: Tensor, inner: ps.NewtonSchulz) -> Tensor:
     """W with W·X = T(X), for wide ``X`` of Frobenius norm one: the polynomials, in the Gram matrix."""
-    polynomials = inner.polynomials_to_fuse
-    assert polynomials is not None
+    polynomials = inner.polynomials
     eye = torch.eye(X.shape[-2], device=X.device, dtype=X.dtype)
     S, W = X @ X.mT, eye.expand(len(X), -1, -1)
     for coefficients in polynomials:

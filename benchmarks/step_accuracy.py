@@ -51,7 +51,7 @@ ROWS = ", rows normalized"
 
 def carrying(maps: dict[str, ps.PolarMap]) -> list[str]:
     """The names of the maps that carry something from step to step, as normalized rows do."""
-    return [name for name, polar in maps.items() if polar.carries or name.endswith(ROWS)]
+    return [name for name, polar in maps.items() if polar.traits.carries or name.endswith(ROWS)]
 
 
 def maps(rank: int, short: int) -> dict[str, ps.PolarMap]:

@@ -46,7 +46,7 @@ def _phases_of(
 
     (_, m, n), finder, width = M.shape, polar.finder, polar.width
     ops, A = ops_of(M.device), M if m <= n else M.mT
-    draw = Draw(polar.draw(m, n, rng.generator("phases", device=M.device)))
+    draw = Draw(polar.numbers(m, n, rng.generator("phases", device=M.device)))
     _, carry = polar.step(M, MapState(), draw)
     padded = finder.padded(width, A.dtype, A.device)
 

@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 import polarstep as ps
-from polarstep.maps import Draw, Finder, MapState, Polar
+from polarstep.maps import Draw, Finder, MapState, Polar, Traits, wide
+from polarstep.maps.full_space import lift_of
 from polarstep.maps.subspace import Basis, orthonormalize
 
 # Two parameters share a shape, so that they are one batch. Rows are multiples of 16 bytes.
@@ -28,20 +29,15 @@ FIRST_STEPS = 3  # before a checkpoint, a bad gradient or a parameter's first gr
 class Leading(ps.PolarMap):
     """T = uvᵀ, the leading singular pair alone, by one power iteration from the last step's v."""
 
-    @property
-    def rounds_input(self) -> bool:
-        return True
+    traits = Traits(carries=("v",), rounds_input=True)
 
-    @property
-    def carries(self) -> tuple[str, ...]:
-        return ("v",)
-
-    def resumes(self, carry: MapState, m: int, n: int) -> bool:
-        return "v" in carry and carry["v"].shape[1:] == (n, 1)
+    def init(
+        self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype
+    ) -> MapState:
+        return MapState(v=torch.full((batch, n, 1), n**-0.5, device=device, dtype=dtype))
 
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
-        n = M.shape[-1]
-        v = carry["v"].to(M.dtype) if carry else M.new_full((len(M), n, 1), n**-0.5)
+        v = carry["v"].to(M.dtype)
         u = normalize(M @ v, dim=-2)
         new = normalize(M.mT @ u, dim=-2)
         return Polar(M, u @ new.mT), MapState(v=torch.where(new.any(-2, keepdim=True), new, v))
@@ -57,20 +53,7 @@ class Steady(ps.PolarMap):
     decay: float = 0.75
     inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3, "quintic"))
 
-    @property
-    def rounds_input(self) -> bool:
-        return True
-
-    @property
-    def ignores_scale(self) -> bool:
-        return False
-
-    @property
-    def carries(self) -> tuple[str, ...]:
-        return ("average",)
-
-    def resumes(self, carry: MapState, m: int, n: int) -> bool:
-        return "average" in carry
+    traits = Traits(carries=("average",), rounds_input=True, ignores_scale=False)
 
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         norm = torch.linalg.vector_norm(M, dim=(-2, -1), keepdim=True)
@@ -82,7 +65,8 @@ class Steady(ps.PolarMap):
             mixed = torch.where(draw.finite.reshape(-1, 1, 1) != 0, mixed, average)
         average.copy_(mixed)
         short = (average / norm.clamp_min(1e-30)).clamp_max(1)
-        return Polar(M, self.inner.as_computed(M) * short.to(M.dtype)), carry
+        polar, _ = self.inner.step(M, MapState(), draw)
+        return Polar(M, polar.dense * short.to(M.dtype)), carry
 
     def flops(self, m: int, n: int) -> int:
         return self.inner.flops(m, n)
@@ -95,15 +79,9 @@ class Jittered(ps.PolarMap):
     size: float = 0.1
     inner: ps.PolarMap = field(default_factory=lambda: ps.NewtonSchulz(3, "quintic"))
 
-    @property
-    def is_random(self) -> bool:
-        return True
+    traits = Traits(draws="every step", rounds_input=True)
 
-    @property
-    def rounds_input(self) -> bool:
-        return True
-
-    def draw(
+    def numbers(
         self,
         m: int,
         n: int,
@@ -115,11 +93,13 @@ class Jittered(ps.PolarMap):
             out = torch.empty(min(m, n), max(m, n), dtype=dtype, device=generator.device)
         return out.normal_(generator=generator)
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        assert numbers is not None
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
+        assert draw.numbers is not None
+        X = wide(M)
         norm = torch.linalg.vector_norm(X, dim=(-2, -1), keepdim=True)
-        noise = numbers.to(X.dtype) * (self.size / math.sqrt(numbers.numel()))
-        return self.inner.as_computed(X + norm * noise)
+        noise = draw.numbers.to(X.dtype) * (self.size / math.sqrt(draw.numbers.numel()))
+        polar, left = self.inner.step(X + norm * noise, MapState(), Draw())
+        return Polar.of_wide(M, polar.dense), left
 
     def flops(self, m: int, n: int) -> int:
         return self.inner.flops(m, n)
@@ -129,12 +109,7 @@ class Jittered(ps.PolarMap):
 class Remembering(Jittered):
     """The same, and the last numbers are what is left, so that the carry is the buffer of the draw."""
 
-    @property
-    def carries(self) -> tuple[str, ...]:
-        return ("last",)
-
-    def resumes(self, carry: MapState, m: int, n: int) -> bool:
-        return "last" in carry
+    traits = Traits(draws="every step", rounds_input=True, carries=("last",))
 
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         assert draw.numbers is not None
@@ -179,24 +154,12 @@ class Signs(ps.Sketch):
 class Largest(Finder):
     """The span of the ℓ columns of M that have the largest norms: no random numbers, no state."""
 
+    draws = "never"
+
     def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         at = torch.linalg.vector_norm(A, dim=-2, keepdim=True).topk(width).indices
         Y = A.gather(-1, at.expand(-1, A.shape[-2], -1))
         return Basis(orthonormalize(Y, self.orth))
-
-    def numbers_at(self, step: int, *, resumed: bool) -> None:
-        return None
-
-    def draw(
-        self,
-        m: int,
-        n: int,
-        width: int,
-        generator: torch.Generator,
-        dtype: torch.dtype,
-        out: Tensor | None,
-    ) -> Tensor:
-        raise AssertionError("numbers_at() says that no step needs numbers")
 
     def flops(self, m: int, n: int, width: int) -> int:
         return 2 * m * n + ps.flops.qr(m, width)
@@ -209,18 +172,15 @@ class Largest(Finder):
 class Followed(Finder):
     """Subspace iteration: orth(MMᵀQ₋) with the last step's Q₋, from a random start."""
 
-    @property
-    def carries(self) -> tuple[str, ...]:
-        return ("followed",)
+    draws = "once"
+    carries = ("followed",)
 
     def resumes(self, carry: MapState, m: int, n: int, width: int) -> bool:
         return "followed" in carry and carry["followed"].shape[1:] == (m, width)
 
-    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        return None if resumed else (step,)
-
     def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
-        last = draw.numbers if draw.numbers is not None else carry["followed"]
+        assert draw.numbers is not None
+        last = carry.get("followed", draw.numbers)
         return Basis(orthonormalize(A @ (A.mT @ last.to(A.dtype)), self.orth))
 
     def lift(
@@ -232,9 +192,9 @@ class Followed(Finder):
         carry: MapState,
         draw: Draw,
     ) -> tuple[Any, MapState]:
-        return inner.lift(B), MapState(followed=basis.Q)
+        return lift_of(inner, B), MapState(followed=basis.Q)
 
-    def draw(
+    def numbers(
         self,
         m: int,
         n: int,
@@ -307,7 +267,7 @@ OWN: dict[str, ps.PolarMap] = {
 # Beside the maps of a user, those of the library that leave something for the next step.
 WITH_STATE: dict[str, ps.PolarMap] = {
     "warm": sketched(ps.Warm()),
-    **{name: polar for name, polar in OWN.items() if polar.carries},
+    **{name: polar for name, polar in OWN.items() if polar.traits.carries},
 }
 
 

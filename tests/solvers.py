@@ -24,16 +24,16 @@ from polarstep import (
     PolarMap,
     Sketch,
 )
-from polarstep.maps import Finder, Warm, coefficients
-from polarstep.maps.result import Factors
+from polarstep.maps import Draw, Finder, MapState, Polar, Warm, coefficients
+from polarstep.maps.base import Factors, one_step
 
 
 @dataclass(frozen=True)
 class Divided(PolarMap):
     """T = M/‖M‖_F, an inner map without products."""
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return X / torch.linalg.matrix_norm(X, keepdim=True)
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
+        return Polar(M, M / torch.linalg.matrix_norm(M, keepdim=True)), carry
 
     def flops(self, m: int, n: int) -> int:
         return 0
@@ -51,7 +51,7 @@ class Solver:
     @property
     def random(self) -> bool:
         """Whether it draws a sketch."""
-        return self.map.is_random
+        return self.map.traits.draws != "never"
 
 
 def _low_rank(power: float = 1, **options: object) -> LowRank:
@@ -152,7 +152,7 @@ def factored(
     polar: PolarMap, M: Tensor, generator: torch.Generator | None = None
 ) -> tuple[Tensor, Factors]:
     """T(M) and the factors of a sketched map."""
-    step = polar.from_nothing(M, generator)
+    step = one_step(polar, M, generator)
     assert step is not None
     assert step.factors is not None
     return step.dense.to(M.dtype).reshape(M.shape), step.factors

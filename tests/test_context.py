@@ -192,9 +192,9 @@ class Looking(ps.NewtonSchulz):
 
     seen: ClassVar[list[Settings]] = []
 
-    def _polar(self, X, numbers):
+    def step(self, M, carry, draw):
         self.seen.append(settings())
-        return super()._polar(X, numbers)
+        return super().step(M, carry, draw)
 
 
 def at_the_products(run: Callable[[ps.PolarMap], object]) -> Settings:

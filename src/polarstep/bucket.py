@@ -19,7 +19,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.gradients import Work
 from polarstep.groups import Group, is_by_norm, is_transposed
 from polarstep.maps import Draw, MapState, Polar, PolarMap
-from polarstep.maps.result import Captured, Factors
+from polarstep.maps.base import Captured, Factors
 from polarstep.matrix import MatrixView
 from polarstep.numerics import fitting
 from polarstep.ranks.layout import whole
@@ -75,8 +75,9 @@ class BucketKey:
         step draws as the first step does, since every replay of the graph must draw new numbers.
         """
         step = 0 if step is None else step
-        numbers = self.polar.numbers_at(step, resumed=self.resumed and not in_a_graph())
-        rest = (step,) if numbers is None else numbers
+        draws = self.polar.traits.draws
+        rest = () if draws == "once" else (step,)
+        numbers = None if draws == "never" else rest
         return numbers, (self.seed, f"{self.m}x{self.n}", *rest)
 
 
@@ -229,7 +230,7 @@ class TensorBucket(Bucket):
         """
         for member in self.members:
             of_parameter = self.state[member.param]
-            for key in (entry(name, member.block) for name in self.map.carries):
+            for key in (entry(name, member.block) for name in self.map.traits.carries):
                 if key in of_parameter:
                     of_parameter[key] = whole(of_parameter[key])
 
@@ -286,7 +287,7 @@ class Draws:
         if constant and place in self._kept:
             return self._kept[place]
         dtype = torch.promote_types(its.dtype, torch.float32)
-        drawn = its.polar.draw(m, n, rng.generator(*key, device=device), dtype)
+        drawn = its.polar.numbers(m, n, rng.generator(*key, device=device), dtype)
         numbers = fitting(drawn, device)
         if constant:
             if len(self._kept) >= MOST_DRAWN:
@@ -333,7 +334,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[BucketKey
             polar=polar,
             seed=group["seed"],
             # A group that was added later has taken fewer steps than the others.
-            step=group["step"] if polar.numbers_at(0, resumed=False) else None,
+            step=group["step"] if polar.traits.draws == "every step" else None,
             m=m,
             n=n,
             dtype=p.dtype,

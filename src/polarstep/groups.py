@@ -293,7 +293,7 @@ def scale_of(group: Group, device: torch.device) -> Callable[[int, int], float]:
 
     def factor(m: int, n: int) -> float:
         polar = group["polar"].on(m, n, device) if by_norm else None
-        rank = min(m, n) if polar is None else polar.effective_rank(m, n)
+        rank = min(m, n) if polar is None else polar.traits.rank_of(m, n)
         scaled: float = group["lr_factor"] * scale(*((n, m) if transposed else (m, n)), rank)
         return scaled
 

@@ -40,6 +40,7 @@ from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
 from polarstep.gradients import Work
 from polarstep.maps import Draw, MapState, Polar
+from polarstep.maps.base import step_of
 from polarstep.ranks.exchange import ALONE, Exchange, Gathered, Shares
 from polarstep.stale_momentum import reset_stale, reset_stale_parts
 from polarstep.state import State
@@ -115,7 +116,7 @@ def polar_step(
     """T of M, and what the map leaves for the next step."""
     if hooks:
         draw = replace(draw, shown=True)
-    polar, left = b.map.step_on_many(M, carry, draw)
+    polar, left = step_of(b.map, M, carry, draw)
     for hook in hooks:
         hook(b.observed(polar))
     return polar, left

@@ -27,7 +27,7 @@ whatever the shape. ``"spectral"`` is the same for tall matrices, and 1 for wide
 ``"rms"`` is 0.2·√(mn)/‖T‖_F, with which the entries of an update have an RMS of 0.2. Sketched maps
 compute ‖T‖_F at every step, from small matrices (``Polar.squared_norm``): a low-rank map ‖T‖_F = ‖Z‖_F
 up to rounding, a deflated map an estimate. ‖T‖²_F counts as at least ℓ/9
-(:func:`polarstep.maps.result.counted_norm`), so ``"rms"`` is::
+(:func:`polarstep.maps.base.counted_norm`), so ``"rms"`` is::
 
     0.2·√(mn)/max(‖T‖_F, √ℓ/3) ≤ 3·0.2·√(mn/ℓ)
 
@@ -36,7 +36,7 @@ The RMS is 0.2 on every spectrum with ‖T‖²_F ≥ ℓ/9, and 0.6·‖T‖_F/
 bound, momentum of rank one would step √ℓ times as far along its one direction as other momentum steps
 along each of its directions. With the bound it steps at most three times as far.
 
-Full-space maps are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.PolarMap.effective_rank`). So
+Full-space maps are taken to have ‖T‖²_F = min(m, n) (:meth:`polarstep.maps.Traits.rank_of`). So
 ``"rms"`` is 0.2·√max(m, n) for them, as in torch and Moonlight, whose runs can be continued. The RMS is
 0.2 where the map lifts all singular values to one, and less where it does not. docs/coming-from.md has
 the RMS that maps of both kinds reach, and docs/speed.md what ``"rms"`` costs a step.
@@ -266,7 +266,7 @@ def to_norm(rank: int, squared: Tensor) -> Tensor:
 
 def _to_assumed(squared: Tensor, polar: Polar, made_by: PolarMap) -> Tensor:
     """√effective rank / ‖T‖_F of each matrix, from ``squared`` = ‖T‖²_F."""
-    return to_norm(made_by.effective_rank(*polar.M.shape[-2:]), squared)
+    return to_norm(made_by.traits.rank_of(*polar.M.shape[-2:]), squared)
 
 
 def at_assumed_norm(polar: Polar, made_by: PolarMap) -> Polar:

@@ -214,7 +214,7 @@ def name_of(key: str) -> str:
 
 def carried_dtype(polar: PolarMap, name: str, dtype: torch.dtype) -> torch.dtype:
     """The precision in which the tensor ``name`` of a parameter in ``dtype`` is kept."""
-    return torch.promote_types(dtype, torch.float32) if name in polar.wide_carries else dtype
+    return torch.promote_types(dtype, torch.float32) if name in polar.traits.wide_carries else dtype
 
 
 def recalled(
@@ -222,14 +222,14 @@ def recalled(
 ) -> MapState | None:
     """The last step's carry for ``count`` matrices; ``None`` if ``polar`` cannot use it.
 
-    Tensors of ``polar.wide_carries`` that other code has put there in 16 bits are cast to float32, as
-    kernels read them in.
+    Tensors of ``wide_carries`` that other code has put there in 16 bits are cast to float32, as kernels
+    read them in.
     """
-    if not polar.carries:
+    if not polar.traits.carries:
         return None
-    found = {name: of_parameter.get(entry(name, block)) for name in polar.carries}
+    found = {name: of_parameter.get(entry(name, block)) for name in polar.traits.carries}
     carry = MapState({name: tensor for name, tensor in found.items() if tensor is not None})
-    for name in polar.wide_carries:
+    for name in polar.traits.wide_carries:
         if name in carry:
             carry[name] = carry[name].to(carried_dtype(polar, name, carry[name].dtype))
     usable = carry and all(len(tensor) == count for tensor in carry.values())
@@ -247,10 +247,10 @@ def remember(
     """Keep ``carry`` for the next step, unless ``finite`` is false and the parameter is skipped.
 
     The carry is kept in the parameter's precision, to which torch casts a loaded checkpoint, except for
-    ``polar.wide_carries``. Each tensor stays at one address, where a CUDA graph of the user's own finds
+    ``wide_carries``. Each tensor stays at one address, where a CUDA graph of the user's own finds
     it at the next replay.
     """
-    for name in polar.carries:
+    for name in polar.traits.carries:
         key = entry(name, block)
         if name not in carry:
             of_parameter.pop(key, None)

@@ -8,15 +8,15 @@ combines any map with any transform; hooks, certificates and checkpoints see the
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from polarstep.checked_values import check_fraction
 from polarstep.maps import Draw, MapState, Polar, PolarMap
-from polarstep.maps.base import Containing
-from polarstep.maps.result import Captured, pair_of
+from polarstep.maps.base import Captured, Containing, Traits, step_of
+from polarstep.maps.checks import pair_of
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
 
@@ -138,14 +138,14 @@ class _Followed(Containing):
         return self.polar
 
     @property
-    def carries(self) -> tuple[str, ...]:
-        """The names that map and transform carry."""
-        return (*self.polar.carries, *self.transform.carries)
-
-    @property
-    def wide_carries(self) -> tuple[str, ...]:
-        """The names that map and transform keep in float32 at least."""
-        return (*self.polar.wide_carries, *self.transform.wide_carries)
+    def traits(self) -> Traits:
+        """Those of the map; the names are those that map and transform carry."""
+        its = self.polar.traits
+        return replace(
+            its,
+            carries=(*its.carries, *self.transform.carries),
+            wide_carries=(*its.wide_carries, *self.transform.wide_carries),
+        )
 
     def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether map and transform can both continue from ``carry``."""
@@ -160,14 +160,10 @@ class _Followed(Containing):
         of_transform = MapState({name: carry[name] for name in names if name in carry})
         return MapState({name: X for name, X in carry.items() if name not in names}), of_transform
 
-    def checked_step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
-        """:meth:`step`, which checks what the map and the transform return."""
-        return self.step(M, carry, draw)
-
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """The map, then the transform of its T."""
         names, (of_map, ours) = self.transform.carries, self._parted(carry)
-        polar, left = self.polar.checked_step(M, of_map, draw)
+        polar, left = step_of(self.polar, M, of_map, draw)
         T: Tensor | ScaledRows
         method = f"{type(self.transform).__name__}.step"
         if self.transposed:
@@ -178,7 +174,7 @@ class _Followed(Containing):
             T, kept = pair_of(self.transform.follow(polar, ours), M, names, method)
         captured = polar.captured
         if polar.factors is not None and draw.shown:
-            captured = Captured(polar.M, polar.factors, self.polar.innermost)
+            captured = Captured(polar.M, polar.factors, self.polar)
         # A transform is taken to keep the norm, as NormalizedRows does.
         transformed = Polar(M, T, squared_norm=polar.squared_norm, captured=captured)
         return transformed, MapState(left | kept)

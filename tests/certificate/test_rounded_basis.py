@@ -11,8 +11,8 @@ from tests.spectra import SPECTRA, batch, gaussian, operator_norm, orthogonal
 import polarstep as ps
 from polarstep.certificate import certify, cheap_certificate
 from polarstep.certificate import cheap as cheap_bounds
+from polarstep.maps.base import Factors, Lift
 from polarstep.maps.full_space import schatten_norm
-from polarstep.maps.result import Factors, Lift
 from polarstep.ops import ops_of
 
 BFLOAT16 = 2.0**-7

@@ -245,7 +245,7 @@ def _map_with_reference(choose: Choices):
         # A number for δ needs matrices below it. A sketch of Exact() depends on rounding errors.
         rounding = isinstance(polar, LowRank) and isinstance(polar.inner, Exact)
         steep = "cifar10" in text  # without a safety factor
-        if "dtype=torch" not in text and polar.ignores_scale and not rounding and not steep:
+        if "dtype=torch" not in text and polar.traits.ignores_scale and not rounding and not steep:
             return polar
 
 

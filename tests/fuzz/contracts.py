@@ -167,7 +167,7 @@ def _invariance(polar, M, T, mapped, scale, layout, key) -> Iterator[Broken]:
     rounding[draws_equal_columns(runs, M, key)] = torch.inf
     if not torch.equal(mapped(M), T):
         yield Broken("determinism", 0, "two calls with the same generator differ")
-    if polar.ignores_scale:
+    if polar.traits.ignores_scale:
         scaled = torch.ldexp(M, torch.tensor(scale))
         back = torch.ldexp(scaled.double(), torch.tensor(-scale))
         low, high = (2.0**exponent for exponent in SCALES[M.dtype])
@@ -175,7 +175,7 @@ def _invariance(polar, M, T, mapped, scale, layout, key) -> Iterator[Broken]:
         fits = (back == M.double()).all(1, keepdim=True).all(2, keepdim=True)
         scaled = torch.where(fits & (largest >= low) & (largest <= high), scaled, M)
         yield from _differs("T(cM) = T(M)", mapped(scaled), T, unit, rounding)
-    if M.shape[-2] != M.shape[-1] or not polar.is_random:
+    if M.shape[-2] != M.shape[-1] or polar.traits.draws == "never":
         yield from _differs("T(Mᵀ) = T(M)ᵀ", mapped(M.mT).mT, T, unit, rounding)
     yield from _differs("layout", mapped(laid_out(M, layout)), T, unit, rounding)
     places = sorted({len(M) * k // PLACES for k in range(PLACES)})
@@ -295,7 +295,7 @@ class Case:
 def tried(choose: Choices) -> Outcome:
     """One map on one batch."""
     polar = random_map(choose)
-    batch = random_batch(choose, None if polar.ignores_scale else largest_norm(polar))
+    batch = random_batch(choose, None if polar.traits.ignores_scale else largest_norm(polar))
     halves = batch.M.dtype == torch.float16
     case = Case(
         polar,

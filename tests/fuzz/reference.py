@@ -111,7 +111,7 @@ class Reference:
     def _numbers(self, polar: PolarMap, shape: torch.Size, *key: int) -> Tensor:
         m, n = shape
         generator = rng.generator(self.options["seed"], f"{m}x{n}", *key)
-        return polar.draw(m, n, generator, torch.promote_types(self.dtype, torch.float32))
+        return polar.numbers(m, n, generator, torch.promote_types(self.dtype, torch.float32))
 
     def _low_rank(
         self, polar: LowRank, M: Tensor, shape: torch.Size, memory: dict[str, Any], step: int
@@ -139,10 +139,10 @@ class Reference:
 
     def _by_package(self, polar: PolarMap, M: Tensor, memory: dict[str, Any], step: int) -> Tensor:
         carry = memory.get("carry", MapState())
-        key = polar.numbers_at(step, resumed=bool(carry))
+        key = {"never": None, "once": (), "every step": (step,)}[polar.traits.draws]
         numbers = None if key is None else self._numbers(polar, M.shape, *key)
         found, left = polar.step(M[None].to(self.dtype), MapState(carry), Draw(numbers))
-        if polar.carries:
+        if polar.traits.carries:
             memory["carry"] = MapState({k: v.to(self.dtype).clone() for k, v in left.items()})
         if found.squared_norm is not None:
             memory["squared_norm"] = found.squared_norm().item() or 1.0

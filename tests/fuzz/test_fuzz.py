@@ -15,6 +15,7 @@ from tests.fuzz.directories import Damage, after_damage
 from tests.fuzz.matrices import LAYOUTS, laid_out, random_batch
 
 from polarstep import Kaczmarz, LowRank, Muon, NewtonSchulz, NormalizedRows, rng
+from polarstep.maps import Polar
 
 # Numbers of cases, not minutes: the same work on every machine.
 CASES = {"maps": 30, "configurations": 150, "checkpoints": 24, "damages": 2, "kills": 1}
@@ -62,8 +63,11 @@ class Wrong(NewtonSchulz):
 
     way: str = "scale"
 
-    def _polar(self, X, numbers):
-        T = super()._polar(X, numbers)
+    def step(self, M, carry, draw):
+        polar, left = super().step(M, carry, draw)
+        return Polar(M, self.spoilt(M, polar.dense)), left
+
+    def spoilt(self, X, T):
         if self.way == "scale":
             return T * (X.abs().amax((-2, -1), keepdim=True) > 1)
         if self.way == "batch":

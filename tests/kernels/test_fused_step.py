@@ -121,7 +121,7 @@ def test_a_sketch_as_wide_as_real_ones_moves_the_weights(
         precisions.update((bucket.M.dtype, bucket.factors.Q.dtype, bucket.factors.Z.dtype))
 
     opt.register_polar_hook(look)
-    steps = 2 if polar.carries else 1  # an interpreted step of this width takes seconds
+    steps = 2 if polar.traits.carries else 1  # an interpreted step of this width takes seconds
     for step in range(3 if ON_GPU else steps):
         before = p.detach().clone()
         set_gradients([p], step)

@@ -423,7 +423,7 @@ def test_gram_form_in_float16_is_as_good_as_float64(
 
 def test_the_gram_form_rounds_once_to_another_precision(device: torch.device) -> None:
     from polarstep.maps.coefficients import evaluate, resolve
-    from polarstep.maps.gram import apply_polynomials, restarts, rounding
+    from polarstep.maps.full_space import apply_polynomials, restarts, rounding
 
     polynomials = resolve("quintic", 7)
     assert restarts(polynomials, rounding(torch.float16))  # those before the last stay in float16
@@ -480,9 +480,9 @@ def test_a_norm_that_float32_cannot_square_gives_zero(device: torch.device) -> N
 def test_few_rows(
     device: torch.device, steps: int, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polarstep.maps import gram
+    from polarstep.maps import full_space
     from polarstep.maps.coefficients import evaluate, polar_express
-    from polarstep.maps.gram import small_polar, suits_small
+    from polarstep.maps.full_space import small_polar, suits_small
 
     polynomials = polar_express(0.03, steps, safety=1.01)
     Y = torch.stack([randn(20, n, device=device), randn(20, n, device=device, seed=1)])
@@ -490,9 +490,11 @@ def test_few_rows(
     Y = Y.bfloat16()
     assert suits_small(Y, polynomials)
     by_gram = []
-    apply = gram.apply_polynomials
+    apply = full_space.apply_polynomials
     monkeypatch.setattr(
-        gram, "apply_polynomials", lambda X, *a, **k: by_gram.append(X.dtype) or apply(X, *a, **k)
+        full_space,
+        "apply_polynomials",
+        lambda X, *a, **k: by_gram.append(X.dtype) or apply(X, *a, **k),
     )
     U, sigma, Vh = torch.linalg.svd(Y.double(), full_matrices=False)
     sigma = evaluate(polynomials, sigma / torch.linalg.vector_norm(sigma, dim=-1, keepdim=True))

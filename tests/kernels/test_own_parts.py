@@ -32,7 +32,7 @@ def test_it_takes_the_plain_steps(device: torch.device, polar: ps.PolarMap) -> N
     assert not plain.optimizer._replayed.buckets
     assert close(fused, plain)
     for i in range(len(SHAPES)):
-        assert fused.values(i).keys() == {"parameter", "momentum_buffer", *polar.carries}
+        assert fused.values(i).keys() == {"parameter", "momentum_buffer", *polar.traits.carries}
 
 
 @over_own

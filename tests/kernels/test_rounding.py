@@ -171,7 +171,7 @@ MOST_NU = (
 def test_steps_are_as_accurate_as_in_float64(device: torch.device, name: str) -> None:
     """γ and ν on all spectra, rank one, low rank and zero among them, and that certificates hold."""
     m, n = (80, 48) if list(MAPS).index(name) % 2 else (48, 80)
-    gradients = [matrices(m, n, seed) for seed in range(2 if MAPS[name].carries else 1)]
+    gradients = [matrices(m, n, seed) for seed in range(2 if MAPS[name].traits.carries else 1)]
     found = updates(MAPS[name], gradients, device, bounds := Bounds())
     wanted = updates(MAPS[name], [gradient.double() for gradient in gradients], device)
     for M, T, reference, bound in zip(gradients, found, wanted, bounds, strict=True):

@@ -10,7 +10,7 @@ import torch
 from tests.spectra import gaussian, with_singular_values
 
 import polarstep as ps
-from polarstep.maps import deflated, result
+from polarstep.maps import base, deflated
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 HEAD = ps.LowRank(8, 8, inner=INNER, always_sketch=True)
@@ -111,8 +111,8 @@ def test_other_scales_ask_for_no_norm(
     def refuse(*_: object) -> None:
         raise AssertionError("asked")
 
-    monkeypatch.setattr(result.Lift, "squared_norm", refuse)
-    for module in (result, deflated):
+    monkeypatch.setattr(base.Lift, "squared_norm", refuse)
+    for module in (base, deflated):
         monkeypatch.setattr(module, "counted_norm", refuse)
     p = torch.nn.Parameter(torch.zeros(48, 64, device=device))
     p.grad = gaussian(48, 64).float().to(device)

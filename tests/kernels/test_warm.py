@@ -66,7 +66,7 @@ def stepped(
     polar: ps.LowRank, M: Tensor, carry: MapState, generator: torch.Generator
 ) -> tuple[Tensor, Polar, MapState]:
     """One step from ``carry``: T in float64 on the CPU, T as the step returned it, the next carry."""
-    numbers = polar.draw(*M.shape[-2:], generator)
+    numbers = polar.numbers(*M.shape[-2:], generator)
     made, carry = polar.step(M, carry, Draw(numbers))
     return made.dense.double().cpu(), made, carry
 
@@ -88,7 +88,7 @@ def test_it_is_for_the_maps_that_it_suits(device: torch.device) -> None:
     assert applies(POLAR, 64, 48)
     assert not applies(POLAR, 40, 64)  # steps on a Gram matrix want three times as many columns
     assert not applies(WITH_Z)
-    assert not replace(POLAR, sketch=ps.Gaussian()).carries  # nothing to leave factors of
+    assert not replace(POLAR, sketch=ps.Gaussian()).traits.carries  # nothing to leave factors of
     assert not applies(replace(POLAR, sketch=ps.Warm(noise=0.2)))
     assert not applies(replace(POLAR, inner=ps.Exact()))
     assert not applies(replace(POLAR, inner=replace(INNER, delta=1.0)))
@@ -218,7 +218,7 @@ def test_v_is_what_the_start_lacks(device: torch.device) -> None:
     assert spread[1] < 1.2 * float(gain.max() / gain.min())
     assert spread[0] > 1.5 * spread[1]
     # A map that makes Z goes on from the same Ωᵀ = V·S, whether or not it is multiplied out.
-    numbers = polar.draw(48, 96, rng.generator("V", device=device))
+    numbers = polar.numbers(48, 96, rng.generator("V", device=device))
     plain = replace(polar, sketch=ps.Warm(noise=0.2))
     starts = (carry, MapState(basis=(V @ S).to(M.dtype)))
     T = [plain.step(M, each, Draw(numbers))[0].dense for each in starts]

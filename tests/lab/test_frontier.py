@@ -474,7 +474,7 @@ def test_steps_apart_leave_the_head_and_lift_the_rest(apart, steps, shape):
     head = ps.LowRank(12, 4, inner=ps.Exact(), always_sketch=True)
     polar = apart.Apart(ps.Deflated(head, rest))
     M = falling(*shape)[None]
-    numbers = polar.draw(*shape, torch.Generator().manual_seed(1), torch.float64)
+    numbers = polar.numbers(*shape, torch.Generator().manual_seed(1), torch.float64)
     T = polar.step(M, MapState(), Draw(numbers))[0].dense
     wide = M if shape[0] < shape[1] else M.mT
     T = T if shape[0] < shape[1] else T.mT

@@ -179,13 +179,13 @@ def test_it_computes_what_the_chosen_map_computes(budget, shape):
     )
     assert torch.equal(ours, chosen)
     assert polar.flops(*shape) == polar.on(*shape, CPU).flops(*shape)
-    assert polar.effective_rank(*shape) == polar.on(*shape, CPU).effective_rank(*shape)
+    assert polar.traits.rank_of(*shape) >= polar.on(*shape, CPU).traits.rank_of(*shape)
     numbers = None
-    if polar.on(*shape, CPU).is_random:
-        numbers = polar.draw(*shape, torch.Generator().manual_seed(1), torch.float64)
+    if polar.on(*shape, CPU).traits.draws != "never":
+        numbers = polar.numbers(*shape, torch.Generator().manual_seed(1), torch.float64)
     T, left = polar.step(M, ps.maps.MapState(), ps.maps.Draw(numbers))
     assert torch.allclose(T.dense, chosen, atol=1e-6)
-    assert set(left) <= set(polar.carries)
+    assert set(left) <= set(polar.traits.carries)
     if left:
         assert polar.resumes(left, *shape)
         assert not polar.resumes(left, shape[0] + 100, shape[1] + 100)
@@ -224,7 +224,7 @@ def test_a_chosen_map_is_found_under_torch_compile(always, monkeypatch):
     monkeypatch.setattr(auto, "_CHOICES", {key: ("deflated", always, "as given")})
     M, polar = gaussian(48, 40), ps.Auto()
     inside = torch.compile(
-        lambda M: M * polar.inside(*M.shape, M.device).effective_rank(*M.shape),
+        lambda M: M * polar.on(*M.shape, M.device).traits.rank_of(*M.shape),
         backend="eager",
         fullgraph=True,
     )

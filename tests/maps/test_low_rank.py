@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import Exact, Gaussian, Kaczmarz, LowRank, NewtonSchulz, rng
 from polarstep.maps import Warm
-from polarstep.maps.result import Lift, counted_norm
+from polarstep.maps.base import Lift, counted_norm, one_step
 from polarstep.ops.cpu import Cpu
 
 ORTH = ["householder", "cholesky", "products"]
@@ -352,7 +352,7 @@ def test_z_is_made_when_it_is_asked_for():
     """On a CPU T = (QW)B, with a W of size ℓ×ℓ."""
     solver = LowRank(8, 4, always_sketch=True)
     M = batch("power-law", 2, 24, 60).float()
-    step = solver.from_nothing(M, rng.generator("Ω"))
+    step = one_step(solver, M, rng.generator("Ω"))
     L, R = step.two_factors
     assert R is step.factors.projected
     assert L.shape == (2, 24, 12)
@@ -386,7 +386,7 @@ def test_the_norm_of_a_low_rank_map_is_its_own_where_the_matrix_has_a_low_rank(i
     polar = LowRank(32, 8, inner=inner, always_sketch=True)
     for seed in range(5):
         M = (gaussian(80, rank, seed=seed) @ gaussian(rank, 200, seed=seed + 9)).float()
-        step = polar.from_nothing(M)
+        step = one_step(polar, M)
         assert step is not None
         assert step.factors is not None
         assert step.squared_norm is not None

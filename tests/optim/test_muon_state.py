@@ -229,8 +229,8 @@ def test_numbers_of_earlier_seeds_are_dropped():
 
 
 def test_warm_and_cold_are_told_apart_by_the_map_alone():
-    assert LowRank(3, sketch=Warm()).carries == ("basis", "whitening")
-    assert not LowRank(3).carries
+    assert LowRank(3, sketch=Warm()).traits.carries == ("basis", "whitening")
+    assert not LowRank(3).traits.carries
 
 
 def test_a_checkpoint_with_other_groups_is_refused_and_changes_nothing():

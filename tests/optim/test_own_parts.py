@@ -11,7 +11,7 @@ from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, same
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Draw, MapState, Polar
+from polarstep.maps import Draw, MapState, Polar, Traits
 
 over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
 over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())
@@ -24,7 +24,7 @@ def test_training_moves_every_parameter_and_leaves_what_the_map_carries(polar: p
     for i, (p, q) in enumerate(zip(run.params, start.params, strict=True)):
         assert p.isfinite().all()
         assert not torch.equal(p, q)
-        assert run.values(i).keys() == {"parameter", "momentum_buffer", *polar.carries}
+        assert run.values(i).keys() == {"parameter", "momentum_buffer", *polar.traits.carries}
 
 
 @over_own
@@ -32,19 +32,19 @@ def test_a_step_goes_on_from_the_carry_that_the_last_one_left(polar: ps.PolarMap
     """The carry is used: without it the next step is another one."""
     run, forgetful = (Run.of(polar).go(range(FIRST_STEPS)) for _ in range(2))
     for p in forgetful.params:
-        for name in polar.carries:
+        for name in polar.traits.carries:
             del forgetful.optimizer.state[p][name]
     run.go([FIRST_STEPS + 1])
     forgetful.go([FIRST_STEPS + 1])
     moved = [not same(run.values(i), forgetful.values(i)) for i in range(len(SHAPES))]
-    assert moved == [bool(polar.carries)] * len(SHAPES)
+    assert moved == [bool(polar.traits.carries)] * len(SHAPES)
 
 
 @over_own
 def test_a_map_draws_by_seed_and_step(polar: ps.PolarMap) -> None:
     """Two runs of a seed are one; another seed is another run where numbers are drawn."""
     first, second, other = (Run.of(polar, seed=seed).go(range(2)) for seed in (0, 0, 1))
-    draws = polar.is_random and polar.numbers_at(0, resumed=False) is not None
+    draws = polar.traits.draws != "never"
     for i in range(len(SHAPES)):
         assert same(first.values(i), second.values(i))
         assert same(first.values(i), other.values(i)) != draws
@@ -126,29 +126,18 @@ def test_a_run_that_is_set_back_starts_from_nothing_again(polar: ps.PolarMap) ->
 class Counting(ps.PolarMap):
     """A map that begins with a carry of its own: T is divided by the number of the step."""
 
-    @property
-    def carries(self) -> tuple[str, ...]:
-        return ("count",)
+    traits = Traits(carries=("count",))
 
     def init(
         self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype
     ) -> MapState:
         return MapState(count=torch.ones(batch, dtype=dtype, device=device))
 
-    def resumes(self, carry: MapState, m: int, n: int) -> bool:
-        return "count" in carry
-
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
-        polar, _ = super().step(M, MapState(), draw)
+        polar, _ = ps.Exact().step(M, MapState(), draw)
         return Polar(M, polar.dense / carry["count"][:, None, None]), MapState(
             count=carry["count"] + 1
         )
-
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return ps.Exact()._polar(X, numbers)
-
-    def flops(self, m: int, n: int) -> int:
-        return 0
 
 
 def test_a_map_may_begin_with_a_carry_of_its_own() -> None:

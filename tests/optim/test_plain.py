@@ -18,6 +18,7 @@ from torch.nn import Parameter
 
 from polarstep import LowRank, Muon, NewtonSchulz, NormalizedRows, PolarMap, Warm
 from polarstep.checkpoints.plain import decoded, encoded
+from polarstep.maps import Draw, MapState, Polar
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,9 @@ class Halved(PolarMap):
     inner: PolarMap = field(default_factory=NewtonSchulz)
     factors: tuple[float, ...] = (0.5, 0.1 + 0.2)
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
-        return self.factors[0] * self.inner.as_computed(X)
-
-    def flops(self, m: int, n: int) -> int:
-        return self.inner.flops(m, n)
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
+        polar, left = self.inner.step(M, carry, draw)
+        return Polar(M, self.factors[0] * polar.dense), left
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from tests.spectra import gaussian, matrix, with_singular_values
 from torch import nn
 
 import polarstep as ps
-from polarstep.maps import deflated, result
-from polarstep.maps.result import Lift
+from polarstep.maps import base, deflated
+from polarstep.maps.base import Lift
 from polarstep.rates import SCALES, ShapeScale, resolve_scale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
@@ -84,7 +84,7 @@ def test_updates_have_it_in_other_precisions(polar, dtype):
 def test_auto_on_matrices_that_it_sketches():
     gradients = [gaussian(200, 260, seed=step).float() for step in range(2)]
     for budget in ("balanced", "cheap"):
-        assert ps.Auto(budget).on(200, 260, torch.device("cpu")).is_random
+        assert ps.Auto(budget).on(200, 260, torch.device("cpu")).traits.draws != "never"
         assert updates(ps.Auto(budget), gradients) == pytest.approx([0.2] * 2, rel=TOLERANCE)
 
 
@@ -283,7 +283,7 @@ def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypat
         raise AssertionError("asked")
 
     monkeypatch.setattr(Lift, "squared_norm", refuse)
-    for module in (result, deflated):
+    for module in (base, deflated):
         monkeypatch.setattr(module, "counted_norm", refuse)
     gradients = [gaussian(64, 160).float()]
     updates(polar, gradients, shape_scale=scale)

@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 import polarstep as ps
 from polarstep import rng
 from polarstep.engines.torch import ParameterUpdate
-from polarstep.maps import Warm
+from polarstep.maps import Draw, MapState, Polar, Warm
 from polarstep.ranks.exchange import OverRanks
 
 STEPS = 3
@@ -48,10 +48,10 @@ class Broken(ps.PolarMap):
 
     rank: int = 1
 
-    def _polar(self, X: Tensor, numbers: Tensor | None) -> Tensor:
+    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         if torch.distributed.get_rank() == self.rank:
             raise ValueError("this map is broken")
-        return X
+        return Polar(M, M), carry
 
     def flops(self, m: int, n: int) -> int:
         return 1

@@ -87,7 +87,7 @@ def test_captured_energy_and_alignment_exceed_their_bounds_over_hundreds_of_case
             polar = LowRank(
                 s, p, h, inner=NewtonSchulz(2, "quintic", delta=1.0), always_sketch=True
             )
-            numbers = polar.draw(*M.shape[-2:], g, M.dtype)
+            numbers = polar.numbers(*M.shape[-2:], g, M.dtype)
             Q = polar.finder.basis(M, polar.width, MapState(), Draw(numbers)).Q
             energy.append(torch.linalg.matrix_norm(Q.mT @ M).square())
             g = rng.generator("case", s, p, str(h), draw)

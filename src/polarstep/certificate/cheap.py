@@ -17,8 +17,8 @@ The smaller of two bounds on ‖B‖_* is taken:
 * ⟨B, Z⟩ + ℓδ·max_{0≤x≤1} x(1 − p_q(x)) for Z = p_q(B/δ), as no singular value σ loses more than
   σ(1 − p_q(σ/δ)) of its alignment. It holds for any basis, and is tightest with many steps.
 
-A sketched map has B already (:class:`polarstep.maps.result.Factors`), so the cost is a few norms. So
-has a deflated map (:class:`polarstep.maps.result.Captured`), whose T is more than QZ. For a
+A sketched map has B already (:class:`polarstep.maps.base.Factors`), so the cost is a few norms. So
+has a deflated map (:class:`polarstep.maps.base.Captured`), whose T is more than QZ. For a
 full-space map the second bound applies with B = M, and the first with a small sketch of its own.
 
 **ν.** Singular values of M/δ lie in [0, 1], so ‖T‖_op ≤ max_{0≤x≤1} p_q(x): 1 for the paper's
@@ -43,8 +43,8 @@ from polarstep.certificate.exact import Certificate, check_step
 from polarstep.certificate.norm_bound import norm_bound
 from polarstep.context import numeric_context
 from polarstep.maps import PolarMap
-from polarstep.maps.full_space import schatten_norm
-from polarstep.maps.result import Captured, Factors
+from polarstep.maps.base import Captured, Factors, one_step
+from polarstep.maps.full_space import NewtonSchulz, schatten_norm
 from polarstep.maps.subspace import orthonormalize
 from polarstep.numerics import frobenius_norm, unit_scaled, widest
 from polarstep.ops import ops_of
@@ -71,7 +71,7 @@ def certified(
     >>> bool(bound.gamma >= exact.gamma), bool(bound.nu >= exact.nu)
     (True, True)
     """
-    step = polar.from_nothing(M, generator)
+    step = one_step(polar, M, generator)
     if step is None:
         return M.clone(), cheap_certificate(M, M, polar)
     with numeric_context(M.device):
@@ -123,14 +123,14 @@ def _bounds(
     captured: Captured | None,
 ) -> tuple[Tensor, Tensor]:
     """The bounds of :func:`cheap_certificate` for matrices (batch, m, n) in float32 or wider."""
-    inner = None if polar is None else polar.innermost
+    inner = polar
     B = None if factors is None else _wide_enough(factors.B)
     norm = _norm(M)
     if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares would leave float32's range
         M, s = unit_scaled(M)
         norm = _norm(M)
         B = None if B is None else B * s
-        inner = inner if inner is None or inner.ignores_scale else None
+        inner = inner if inner is None or inner.traits.ignores_scale else None
     d0, in_full_space = min(M.shape[-2:]), factors is None and captured is None
     precision = _precision(M, polar if in_full_space else None)
     basis = None if factors is None else _basis(factors, precision)
@@ -139,8 +139,8 @@ def _bounds(
         nuclear = None if captured is None else _by_captured(captured, norm, precision)
         if nuclear is None:
             nuclear = _by_own_sketch(M if M.shape[-2] == d0 else M.mT, norm)
-        if inner is not None and (loss := inner.alignment_loss(d0, norm)) is not None:
-            nuclear = torch.minimum(nuclear, alignment + loss)
+        if inner is not None and (known := inner.bounds(d0, norm)) is not None:
+            nuclear = torch.minimum(nuclear, alignment + known[1])
     else:
         alignment = _inner_product(B, factors.Z.to(B.dtype))
         nuclear = _by_factors(factors, basis, B, alignment, inner, d0, norm, precision)
@@ -163,8 +163,10 @@ def _precision(M: Tensor, polar: PolarMap | None) -> float:
     usual = torch.finfo(ops_of(device).dtype(M.dtype)).eps
     if polar is None:
         return usual
-    its = polar.on(m, n, device).product_dtype(m, n, M.dtype, device)
-    return max(usual, torch.finfo(its).eps)
+    its = polar.on(m, n, device)
+    if not isinstance(its, NewtonSchulz):
+        return usual
+    return max(usual, torch.finfo(its.product_dtype(m, n, M.dtype, device)).eps)
 
 
 def _wide_enough(X: Tensor) -> Tensor:
@@ -201,8 +203,8 @@ def _by_factors(
     """
     norm_B, ell = _norm(B), B.shape[-2]
     bound = _row_norms(B)
-    if inner is not None and (loss := inner.alignment_loss(ell, norm_B)) is not None:
-        bound = torch.minimum(bound, alignment + loss)
+    if inner is not None and (known := inner.bounds(ell, norm_B)) is not None:
+        bound = torch.minimum(bound, alignment + known[1])
     if basis is not None:
         longer = _inner_product(B, basis.error @ B)
         return basis.norm * bound + _outside(norm_B, norm, d0, precision, longer)
@@ -246,8 +248,8 @@ def _outside(
 
 def _largest_value(inner: PolarMap | None, T: Tensor, norm: Tensor) -> Tensor:
     """A bound on ‖T‖_op: the map's own bound if it has one, else from products with T."""
-    known = None if inner is None else inner.largest_value(norm)
-    return norm_bound(T).clamp_min(1.0) if known is None else known
+    known = None if inner is None else inner.bounds(min(T.shape[-2:]), norm)
+    return norm_bound(T).clamp_min(1.0) if known is None else known[0]
 
 
 class _Basis(NamedTuple):

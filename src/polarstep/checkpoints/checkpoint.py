@@ -230,7 +230,7 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
         if momentum_dtype(p.dtype) == p.dtype:
             cast = (*ELEMENTWISE[group["algorithm"]].buffers, *cast)
         return [name for name in of_parameter if name not in cast]
-    wide = {*group["polar"].wide_carries}
+    wide = {*group["polar"].traits.wide_carries}
     if group["transform"] is not None:
         wide |= {*group["transform"].wide_carries}
     momentum = () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE

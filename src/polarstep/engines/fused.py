@@ -47,7 +47,7 @@ ALIGNMENT = 16
 
 def runs_by_kernels(group: Group, device: torch.device) -> bool:
     """Whether a group's steps on ``device`` may run by kernels, which have M in bfloat16."""
-    rounds: bool = group["fused"] and group["polar"].rounds_input
+    rounds: bool = group["fused"] and group["polar"].traits.rounds_input
     return rounds and kernels.available(device)
 
 
@@ -154,7 +154,7 @@ class FusedBucket(Bucket):
     @property
     def carries(self) -> bool:
         """Whether the map has state."""
-        return bool(self.key.polar.carries)
+        return bool(self.key.polar.traits.carries)
 
     def of(self, members: list[Member]) -> FusedBucket:
         """This bucket for ``members``; the carry stays with the parameters that were in it."""
@@ -181,7 +181,7 @@ class FusedBucket(Bucket):
             ]
             stacked = torch.stack(flags).to(torch.float32)
             self.finite = stacked if self.finite is None else self.finite.copy_(stacked)
-        if self.squares is None and its.polar.uses_norm:
+        if self.squares is None and its.polar.traits.uses_norm:
             from polarstep.kernels.momentum import parts_of
 
             shape = (self.count, parts_of(its.m, its.n))
@@ -191,7 +191,7 @@ class FusedBucket(Bucket):
         if self.draws and key != self._drawn:
             self._drawn = key
             generator = rng.generator(*key, device=its.device)
-            self._numbers = its.polar.draw(its.m, its.n, generator, out=self._numbers)
+            self._numbers = its.polar.numbers(its.m, its.n, generator, out=self._numbers)
         if not its.resumed:
             first = its.polar.init(self.count, its.m, its.n, its.device, self.dtype)
             self._carry, self._parts = first, []
@@ -238,7 +238,7 @@ class FusedBucket(Bucket):
         Inside a CUDA graph of the user's own the carry is copied to where the graph reads it at the
         next replay.
         """
-        names = self.key.polar.carries
+        names = self.key.polar.traits.carries
         if not names or self._parts:
             return
         self._parts = self._carry.split([member.count for member in self.members])
@@ -297,7 +297,7 @@ class FusedEngine:
             strides=strides if b.strided else None,
             squares=b.squares,
         )
-        if its.polar.ignores_scale:
+        if its.polar.traits.ignores_scale:
             to_unit_size(M, largest, b.squares)
         return M
 

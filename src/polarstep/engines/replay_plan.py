@@ -75,7 +75,7 @@ class ReplayPlan:
         for bucket in self.runs:
             for member in bucket.members if bucket.carries else ():
                 _, keys = found.setdefault(id(member.param), (member.param, []))
-                keys += [entry(name, member.block) for name in bucket.key.polar.carries]
+                keys += [entry(name, member.block) for name in bucket.key.polar.traits.carries]
         return list(found.values())
 
     def carried_in(self, state: State) -> list[int]:

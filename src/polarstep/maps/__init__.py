@@ -2,20 +2,20 @@
 
 To read it from the top:
 
-base          what a polar map promises; result has what its step returns
-full_space    polynomial iterations and the SVD: coefficients has the polynomials, gram another form
+base          what a polar map promises, what its step is given and returns; checks: of users' maps
+full_space    polynomial iterations, on M or on its Gram matrix, and the SVD; coefficients has the
+              polynomials
 low_rank      Algorithms 1 and 2: sketches has Ω, and subspace finds the basis Q
 deflated      a low-rank head and the rest that it leaves
 auto          the map for each shape, by the rows from which on a sketch pays
 """
 
 from polarstep.maps.auto import Auto
-from polarstep.maps.base import Draw, MapState, PolarMap
+from polarstep.maps.base import Draw, MapState, Polar, PolarMap, Traits, wide
 from polarstep.maps.coefficients import polar_express
 from polarstep.maps.deflated import Deflated
 from polarstep.maps.full_space import Exact, NewtonSchulz
 from polarstep.maps.low_rank import LowRank
-from polarstep.maps.result import Polar
 from polarstep.maps.subspace import Finder, Warm
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
     "NewtonSchulz",
     "Polar",
     "PolarMap",
+    "Traits",
     "Warm",
     "polar_express",
+    "wide",
 ]

@@ -107,16 +107,14 @@ class Auto(Containing):
 
     def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether the chosen map can continue; from an empty carry only if no map has any."""
-        return super().resumes(carry, m, n) if carry else not self.carries
+        return super().resumes(carry, m, n) if carry else not self.traits.carries
 
     def inside(self, m: int, n: int, device: torch.device) -> PolarMap:
         """The map that is chosen for m×n matrices on ``device``."""
         name, always, _ = _choice(self.budget, m, n, device)
         return _map(name, m, n, always)
 
-    def on(self, m: int, n: int, device: torch.device) -> PolarMap:
-        """The map that is chosen for m×n matrices on ``device``."""
-        return self.inside(m, n, device)
+    on = inside
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """The chosen map, and why."""

@@ -39,7 +39,7 @@ times as long as all others.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -47,11 +47,23 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.checked_values import check_bool
 from polarstep.context import constant
-from polarstep.maps.base import Containing, Draw, MapState, PolarMap, wide
+from polarstep.maps.base import (
+    Captured,
+    Containing,
+    Draw,
+    Factors,
+    Lift,
+    MapState,
+    Polar,
+    PolarMap,
+    SquaredNorm,
+    Traits,
+    counted_norm,
+    wide,
+)
 from polarstep.maps.coefficients import Polynomial, evaluate
-from polarstep.maps.full_space import NewtonSchulz
+from polarstep.maps.full_space import NewtonSchulz, described_inside
 from polarstep.maps.low_rank import LowRank
-from polarstep.maps.result import Captured, Factors, Lift, Polar, SquaredNorm, counted_norm
 from polarstep.numerics import has_float64, unit_scaled
 from polarstep.ops import Products, ops_of
 from polarstep.ops.lazy import RowProduct
@@ -135,7 +147,7 @@ class Deflated(Containing):
                 f"rest={self.rest!r}: expected polynomial steps, as NewtonSchulz(1, 'flat')"
             )
         _refuse_without_effect(self.rest)
-        if not isinstance(self.full, PolarMap) or self.full.is_random or self.full.carries:
+        if not _is_full_space(self.full):
             raise TypeError(
                 f"full={self.full!r}: expected a full-space map without random numbers or state, as "
                 "NewtonSchulz(5, 'polar-express')"
@@ -143,6 +155,16 @@ class Deflated(Containing):
         check_bool(
             "float8", self.float8, "False keeps the step in the precision of the other products"
         )
+        parts = [part.traits for part in (self.head, self.full, self.rest)]
+        traits = replace(
+            self.head.traits,
+            rounds_input=all(part.rounds_input for part in parts),
+            # The steps on the rest divide by a norm of their own.
+            ignores_scale=all(part.ignores_scale for part in parts[:2]),
+            uses_norm=True,
+            rank=None,
+        )
+        object.__setattr__(self, "_traits", traits)
 
     @property
     def contained(self) -> LowRank:
@@ -150,23 +172,9 @@ class Deflated(Containing):
         return self.head
 
     @property
-    def rounds_input(self) -> bool:
-        """As the maps inside do."""
-        return all(part.rounds_input for part in (self.head, self.full, self.rest))
-
-    @property
-    def ignores_scale(self) -> bool:
-        """As the head and the full-space map do; the rest is divided by its own norm."""
-        return self.head.ignores_scale and self.full.ignores_scale
-
-    @property
-    def uses_norm(self) -> bool:
-        """True: δ comes from ‖M‖²_F − ‖B‖²_F."""
-        return True
-
-    def effective_rank(self, m: int, n: int) -> int:
-        """All of min(m, n): the rest is kept."""
-        return min(m, n)
+    def traits(self) -> Traits:
+        """As the maps inside; δ comes from ‖M‖²_F − ‖B‖²_F, and no direction is dropped."""
+        return self._traits
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """This map, or the full-space map where deflating would cost more."""
@@ -184,7 +192,8 @@ class Deflated(Containing):
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """The head by Algorithm 1, then X₀ and its steps."""
         ops, A = ops_of(M.device), wide(M)
-        if not has_float64(M.device) and self.ignores_scale:
+        A = A.to(ops.dtype(A.dtype))
+        if not has_float64(M.device) and self.traits.ignores_scale:
             A, _ = unit_scaled(A)  # energies are in float32 there, and would leave its range
         polar, left = self.head.step(A, carry, draw)
         assert polar.factors is not None
@@ -192,7 +201,7 @@ class Deflated(Containing):
         A = polar.M  # the head may have scaled it, and B with it
         T, squared = self._lifted(A, polar.factors, ops, squares)
         T = T if M.shape[-2] <= M.shape[-1] else T.mT
-        captured = Captured(A, polar.factors, self.head.innermost) if draw.shown else None
+        captured = Captured(A, polar.factors, self.head.inner) if draw.shown else None
         return Polar(M, T, squared_norm=squared, captured=captured), left
 
     def _lifted(
@@ -223,7 +232,7 @@ class Deflated(Containing):
 
     def _may_round(self, others: Sequence[Polynomial]) -> bool:
         """Whether a step may have fewer bits: if it is allowed, and no ``others`` follow it."""
-        return self.float8 and self.rounds_input and not others
+        return self.float8 and self.traits.rounds_input and not others
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count of the path that is taken."""
@@ -246,8 +255,15 @@ class Deflated(Containing):
         tiles = self._may_round(self.rest.polynomials[1:]) and (
             ops_of(where).step_dtype(d0, d1, torch.float32) == torch.bfloat16
         )
-        rest = self.rest.describe_as_inner(m, n, device)
+        rest = described_inside(self.rest, m, n, device)
         return f"Deflated: {head}; {rest}{' in bfloat16' * tiles}"
+
+
+def _is_full_space(polar: object) -> bool:
+    """Whether ``polar`` is a map without random numbers and without state."""
+    if not isinstance(polar, PolarMap):
+        return False
+    return polar.traits.draws == "never" and not polar.traits.carries
 
 
 def _refuse_without_effect(steps: NewtonSchulz) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import get_args
 
@@ -11,9 +11,8 @@ from torch import Tensor
 
 from polarstep import flops
 from polarstep.checked_values import check_bool, check_integer
-from polarstep.maps.base import Containing, Draw, MapState, PolarMap, wide
-from polarstep.maps.full_space import NewtonSchulz
-from polarstep.maps.result import Factors, Polar
+from polarstep.maps.base import Draw, Factors, MapState, Polar, PolarMap, wide
+from polarstep.maps.full_space import NewtonSchulz, described_inside
 from polarstep.maps.sketches import Gaussian, Sketch
 from polarstep.maps.subspace import Basis, Finder, Fresh, Method, check_power
 from polarstep.numerics import largest_entry, leaves_range, unit_scaled
@@ -23,7 +22,7 @@ __all__ = ["LowRank"]
 
 
 @dataclass(frozen=True)
-class LowRank(Containing):
+class LowRank(PolarMap):
     """The randomized polar map: Algorithm 1 of the paper, and Algorithm 2 with ``Kaczmarz()``.
 
     ::
@@ -79,7 +78,7 @@ class LowRank(Containing):
             )
         if not isinstance(self.inner, PolarMap):
             raise TypeError(f"inner={self.inner!r}: expected a polar map such as NewtonSchulz()")
-        if self.inner.is_random or self.inner.carries:
+        if self.inner.traits.draws != "never" or self.inner.traits.carries:
             raise ValueError(
                 f"inner is a {type(self.inner).__name__} map: expected a full-space map without "
                 "random numbers or state, as NewtonSchulz()"
@@ -87,7 +86,10 @@ class LowRank(Containing):
         if self.orth not in get_args(Method):
             raise ValueError(f"orth={self.orth!r}: expected one of {', '.join(get_args(Method))}")
         check_bool("always_sketch", self.always_sketch, "False leaves shapes to full space")
-        self.finder  # noqa: B018 (raises on options that do not suit the sketch)
+        # Random numbers and what is carried are the finder's, all else is the inner map's.
+        its = self.finder  # raises on options that do not suit the sketch
+        traits = replace(self.inner.traits, carries=its.carries, draws=its.draws, rank=self.width)
+        object.__setattr__(self, "_traits", traits)
 
     @cached_property
     def finder(self) -> Finder:
@@ -96,48 +98,16 @@ class LowRank(Containing):
             return self.sketch.with_options(self.power, self.orth)
         return Fresh(self.sketch, self.power, orth=self.orth)
 
-    def __getstate__(self) -> dict[str, object]:
-        """The options without the cached finder, so that checkpoints do not depend on the cache."""
-        return {name: value for name, value in self.__dict__.items() if name != "finder"}
-
     @property
     def width(self) -> int:
         """ℓ = s + p, the number of columns of the sketch."""
         return self.rank + self.oversample
 
-    @property
-    def contained(self) -> PolarMap:
-        """The inner map; random numbers and the carry are the finder's."""
-        return self.inner
-
-    @property
-    def is_random(self) -> bool:
-        """True: a sketch is drawn."""
-        return True
-
-    @property
-    def innermost(self) -> PolarMap:
-        """The innermost map of the inner map."""
-        return self.inner.innermost
-
-    @property
-    def carries(self) -> tuple[str, ...]:
-        """The names that the finder carries."""
-        return self.finder.carries
-
-    def effective_rank(self, m: int, n: int) -> int:
-        """ℓ, or min(m, n) where that is less. A step knows ‖T‖²_F = ‖Z‖²_F itself."""
-        return min(self.width, m, n)
-
     def resumes(self, carry: MapState, m: int, n: int) -> bool:
         """Whether the finder can continue from ``carry``."""
         return self.finder.resumes(carry, min(m, n), max(m, n), self.width)
 
-    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """As for the finder."""
-        return self.finder.numbers_at(step, resumed=resumed)
-
-    def draw(
+    def numbers(
         self,
         m: int,
         n: int,
@@ -146,7 +116,7 @@ class LowRank(Containing):
         out: Tensor | None = None,
     ) -> Tensor:
         """The random numbers of the finder."""
-        return self.finder.draw(min(m, n), max(m, n), self.width, generator, dtype, out)
+        return self.finder.numbers(min(m, n), max(m, n), self.width, generator, dtype, out)
 
     def on(self, m: int, n: int, device: torch.device) -> PolarMap:
         """This map, or the inner map where an m×n matrix is not sketched."""
@@ -168,6 +138,7 @@ class LowRank(Containing):
     def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
         """Algorithm 1: find a basis Q of M, apply the inner map to QᵀM, lift back by Q."""
         A = wide(M)
+        A = A.to(ops_of(M.device).dtype(A.dtype))
         basis, B = self._projected(A, carry, draw)
         if self._left_range(A, B):
             A, _ = unit_scaled(A)
@@ -191,13 +162,17 @@ class LowRank(Containing):
         or too large, or where A is zero.
         """
         looks = ops_of(A.device).host_reads_are_free and not torch.compiler.is_compiling()
-        if not looks or not self.ignores_scale:
+        if not looks or not self.traits.ignores_scale:
             return False
         size = largest_entry(B)
         if bool((size == 0).any()):
             size = torch.where(size == 0, largest_entry(A), size)
         # A NaN or an infinity in B may be from products that became too large.
         return bool((leaves_range(size, A.dtype) | ~size.isfinite()).any())
+
+    def bounds(self, rows: int, norm: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Those of the inner map, for B of as many rows."""
+        return self.inner.bounds(rows, norm)
 
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the path that is taken, sketched or in full space."""
@@ -220,5 +195,5 @@ class LowRank(Containing):
         where = device or torch.device("cpu")
         d0, d1 = min(m, n), max(m, n)
         found = self.finder.describe(d0, d1, self.inner, self.width, where)
-        inner = self.inner.describe_as_inner(self.width, d1, device)
+        inner = described_inside(self.inner, self.width, d1, device)
         return f"LowRank({self.rank}+{self.oversample}, {found}) of {inner}"

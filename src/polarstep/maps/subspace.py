@@ -47,7 +47,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
@@ -55,11 +55,20 @@ from torch import Tensor
 from polarstep import flops
 from polarstep.checked_values import check_number, check_positive
 from polarstep.context import constant
-from polarstep.maps import gram
-from polarstep.maps.base import Draw, MapState, PolarMap
+from polarstep.maps.base import Draw, Draws, Lift, MapState, PolarMap
 from polarstep.maps.coefficients import Polynomial, evaluate, polar_express, resolve
-from polarstep.maps.gram import GRAM_FROM, apply_polynomials, scaled_gram, small_polar, suits_small
-from polarstep.maps.result import Lift
+from polarstep.maps.full_space import (
+    GRAM_FROM,
+    NewtonSchulz,
+    apply_polynomials,
+    fits_float16,
+    lift_of,
+    restarts,
+    rounding,
+    scaled_gram,
+    small_polar,
+    suits_small,
+)
 from polarstep.maps.sketches import Gaussian, Sketch
 from polarstep.ops import ops_of
 
@@ -211,6 +220,11 @@ class Basis:
 class Finder(ABC):
     """How the basis of a low-rank map is found. All matrices here are wide, (batch, m, n) with m ≤ n."""
 
+    draws: ClassVar[Draws] = "every step"
+    """Which steps need new random numbers."""
+    carries: ClassVar[tuple[str, ...]] = ()
+    """The names of the tensors that a step may leave for the next step."""
+
     # How columns are made orthonormal (polarstep.maps.subspace). A LowRank gives its own.
     orth: Method = field(default="auto", repr=False)
 
@@ -218,8 +232,7 @@ class Finder(ABC):
     def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         """Q with ℓ = ``width`` columns for the matrices ``A``, in the precision of ``A``."""
 
-    @abstractmethod
-    def draw(
+    def numbers(
         self,
         m: int,
         n: int,
@@ -229,6 +242,10 @@ class Finder(ABC):
         out: Tensor | None,
     ) -> Tensor:
         """The random numbers for m×n matrices, m ≤ n, written to ``out`` if it is given."""
+        raise TypeError(
+            f"{type(self).__name__} draws {self.draws!r}, but it has no method numbers(m, n, width, "
+            'generator, dtype, out): expected one, or draws = "never"'
+        )
 
     @abstractmethod
     def flops(self, m: int, n: int, width: int) -> int:
@@ -238,20 +255,11 @@ class Finder(ABC):
         self, inner: PolarMap, B: Tensor, basis: Basis, width: int, carry: MapState, draw: Draw
     ) -> tuple[Lift, MapState]:
         """The polar factor of B = QᵀM by the inner map, and the carry for the next step."""
-        return inner.lift(B), MapState()
-
-    @property
-    def carries(self) -> tuple[str, ...]:
-        """The names of the tensors that a step may leave for the next step."""
-        return ()
+        return lift_of(inner, B), MapState()
 
     def resumes(self, carry: MapState, m: int, n: int, width: int) -> bool:
         """Whether a step can continue from ``carry``, perhaps of another width or finder."""
         return not self.carries
-
-    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """What the random numbers of a step depend on; ``None`` where it needs no numbers."""
-        return (step,)
 
     def makes_orthonormal(self, device: torch.device, dtype: torch.dtype) -> bool:
         """Whether QᵀQ = I up to rounding, with no column missing."""
@@ -342,7 +350,7 @@ class Fresh(Finder):
         count = flops.power_products(self.power) + self.sketch.is_dense
         return dtype if count < 2 else ops_of(device).sketch_dtype(m, n, dtype)
 
-    def draw(
+    def numbers(
         self,
         m: int,
         n: int,
@@ -416,6 +424,12 @@ class Warm(Finder):
         noise: size of the random part; the spectral norm of Z₋ is at most one.
     """
 
+    # Any numbers in general position ensure that no direction is missed. Drawing them once saves every
+    # later step a launch outside its graph.
+    draws = "once"
+    # The names of S and V with Ωᵀ = V·S; without V, S is Ωᵀ itself.
+    carries = ("basis", "whitening")
+
     noise: float = 0.1
     power: float = field(default=1, repr=False)  # in a LowRank its power replaces this
 
@@ -436,22 +450,9 @@ class Warm(Finder):
         self._refuse_own(power=power, orth=orth)
         return replace(self, power=power, orth=orth)
 
-    @property
-    def carries(self) -> tuple[str, ...]:
-        """The names of S and V with Ωᵀ = V·S; without V, S is Ωᵀ itself."""
-        return ("basis", "whitening")
-
     def resumes(self, carry: MapState, m: int, n: int, width: int) -> bool:
         """Whether ``carry`` has an Ωᵀ of this width, which differs if the rank was changed."""
         return "basis" in carry and carry["basis"].shape[1:] == (width, n)
-
-    def numbers_at(self, step: int, *, resumed: bool) -> tuple[int, ...] | None:
-        """Nothing: the numbers are the same at every step.
-
-        Any numbers in general position ensure that no direction is missed. Drawing them once saves
-        every later step a launch outside its graph.
-        """
-        return ()
 
     def basis(self, A: Tensor, width: int, carry: MapState, draw: Draw) -> Basis:
         """A basis of MΩ with the last step's Ω; a fresh basis at the first step."""
@@ -474,16 +475,15 @@ class Warm(Finder):
         scale = self.noise / math.sqrt(len(draw.numbers))
         m, n = basis.Q.shape[-2], B.shape[-1]
         if self.leaves_factors(inner, m, n, width, B.dtype, B.device):
-            polynomials = inner.polynomials_to_fuse
-            assert polynomials is not None
+            assert isinstance(inner, NewtonSchulz)
             start = _room(carry, B, width, draw)
             S, V = start["basis"], start["whitening"]
             W, X = ops_of(B.device).lift_and_leave(
-                B, polynomials, draw.numbers, scale, S, V, draw.finite
+                B, inner.polynomials, draw.numbers, scale, S, V, draw.finite
             )
             Qt = basis.Q.mT.to(W.dtype) if basis.halves is None else basis.halves
             return Lift(X, W, lambda: (W @ Qt).mT), start
-        lift = inner.lift(B)
+        lift = lift_of(inner, B)
         Z = lift.X if lift.W is None else torch.bmm(lift.W, lift.X)
         noise = draw.numbers.mT.to(Z.dtype)
         return Lift(Z), MapState(basis=torch.add(Z[:, :width], noise, alpha=scale))
@@ -498,16 +498,18 @@ class Warm(Finder):
         device: torch.device,
     ) -> bool:
         """Whether the start is stored as two factors, so that Z is never formed."""
-        polynomials = inner.polynomials_to_fuse
-        if polynomials is None or not self._can_whiten(dtype, device):
+        if not (isinstance(inner, NewtonSchulz) and inner.uses_defaults):
             return False
+        if not self._can_whiten(dtype, device):
+            return False
+        polynomials = inner.polynomials
         first, rest = polynomials[:1], polynomials[1:]
         padded = self.padded(width, dtype, device)
         return (
             len(rest) > 0
             and len(first[0]) <= 3
-            and gram.fits_float16(polynomials)
-            and not gram.restarts(rest, gram.rounding(torch.float16))
+            and fits_float16(polynomials)
+            and not restarts(rest, rounding(torch.float16))
             and padded <= ops_of(device).most_factored
             and GRAM_FROM * padded <= min(m, n)
         )
@@ -521,7 +523,7 @@ class Warm(Finder):
         """The finder of the first step."""
         return Fresh(Gaussian(), self.power, orth=self.orth)
 
-    def draw(
+    def numbers(
         self,
         m: int,
         n: int,
@@ -531,7 +533,7 @@ class Warm(Finder):
         out: Tensor | None,
     ) -> Tensor:
         """Gaussian numbers, of shape (n, ℓ)."""
-        return self.fresh_sketch.draw(m, n, width, generator, dtype, out)
+        return self.fresh_sketch.numbers(m, n, width, generator, dtype, out)
 
     def flops(self, m: int, n: int, width: int) -> int:
         """One product and one basis; the power iterations of the first step are not counted."""

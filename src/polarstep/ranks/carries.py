@@ -16,6 +16,7 @@ from torch import Tensor
 from polarstep import rng
 from polarstep.bucket import BucketKey, Member
 from polarstep.maps import Draw
+from polarstep.maps.base import numbers_for
 from polarstep.ranks.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.state import State, entry, written_over
 
@@ -28,14 +29,14 @@ _SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {}
 def shapes_of(signature: BucketKey, dtype: torch.dtype) -> dict[str, tuple[int, ...]]:
     """The shape of each tensor that a step leaves for one matrix, from a step on a matrix of zeros."""
     its = signature
-    if not its.polar.carries:
+    if not its.polar.traits.carries:
         return {}
     key = (its.polar, its.m, its.n, its.device, dtype)
     if key not in _SHAPES:
         zero = torch.zeros(1, its.m, its.n, device=its.device, dtype=dtype)
         numbers = None
-        if its.polar.numbers_at(0, resumed=False) is not None:
-            numbers = its.polar.numbers_for(zero, rng.generator("shapes", device=its.device))
+        if its.polar.traits.draws != "never":
+            numbers = numbers_for(its.polar, zero, rng.generator("shapes", device=its.device))
         first = its.polar.init(1, its.m, its.n, its.device, dtype)
         _, left = its.polar.step(zero, first, Draw(numbers))
         _SHAPES[key] = {name: tuple(tensor.shape[1:]) for name, tensor in left.items()}

@@ -223,7 +223,11 @@ def _state_codes(its: Common, groups: list[Group], state: State) -> list[int]:
 def _exchanged(group: Group) -> tuple[str, ...]:
     """The entries of the state of a parameter in a Muon group of which ranks may exchange parts."""
     transform = group["transform"]
-    return ("momentum_buffer", *group["polar"].carries, *(transform.carries if transform else ()))
+    return (
+        "momentum_buffer",
+        *group["polar"].traits.carries,
+        *(transform.carries if transform else ()),
+    )
 
 
 def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:

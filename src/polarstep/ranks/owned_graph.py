@@ -85,7 +85,7 @@ def _repeats(b: SharedBucket, count: int) -> bool:
     """
     its = b.key
     return (
-        (its.resumed or not its.polar.carries)
+        (its.resumed or not its.polar.traits.carries)
         and 2 * count * its.m * its.n <= LARGEST_BUCKET
         and all(can_replay(member.group, its.device) for member in b.members)
     )

@@ -102,7 +102,7 @@ class SharedBucket(TensorBucket):
 
     def carried_dtype(self, name: str) -> torch.dtype:
         """The precision in which a carry is computed: that of M, or float32 for ``wide_carries``."""
-        wide = name in self.map.wide_carries
+        wide = name in self.map.traits.wide_carries
         return carried_dtype(self.map, name, self.key.dtype) if wide else self.dtype
 
     def as_sent(self, name: str, X: Tensor) -> Tensor:

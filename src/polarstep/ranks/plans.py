@@ -247,4 +247,4 @@ def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> tor
     """The precision of M and T on the way: bfloat16 where the step rounds to it anyway."""
     dtype = momentum_dtype(dtype)
     fast = ops_of(device).dtype(dtype)
-    return fast if polar.rounds_input and fast.itemsize < dtype.itemsize else dtype
+    return fast if polar.traits.rounds_input and fast.itemsize < dtype.itemsize else dtype

@@ -152,7 +152,7 @@ def drop_placeholders(
 
 def _carried_names(group: Group) -> set[str]:
     """The names of what a Muon group's polar map and transform carry from step to step."""
-    names = {*group["polar"].carries}
+    names = {*group["polar"].traits.carries}
     return names if group["transform"] is None else names | {*group["transform"].carries}
 
 
