@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import median
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import Optimizer
 
 from polarstep.checked_values import check_integer
+from polarstep.context import user_stacklevel
 from polarstep.groups import Group, labelled_params
 from polarstep.optimizer import Muon
 from polarstep.ranks.layout import local
@@ -43,7 +45,29 @@ def routes(held: object) -> Routes:
     >>> routes(schedule)["0.weight"].algorithm
     'Muon'
     """
+    if told := _unread_arguments(held):
+        warnings.warn(told, stacklevel=user_stacklevel())
     return Routes(tuple(row for optimizer in _muons(held) for row in optimizer.routes))
+
+
+def _unread_arguments(held: object) -> str | None:
+    """A warning of what Hugging Face's ``TrainingArguments`` say and no optimizer but its own reads."""
+    given = getattr(held, "args", None)
+    if not type(given).__name__.endswith("TrainingArguments") or not is_dataclass(given):
+        return None
+    usual = {each.name: each.default for each in fields(given)}
+    changed = [
+        f"{name}={getattr(given, name)!r}"
+        for name in ("learning_rate", "weight_decay")
+        if getattr(given, name, None) != usual.get(name)
+    ]
+    if not changed:
+        return None
+    return (
+        f"{', '.join(changed)} of {type(given).__name__} does not reach polarstep.Muon: expected its "
+        'options beside muon_for, as optimizer_cls_and_kwargs=(ps.muon_for, {"lr": 0.02, '
+        '"weight_decay": 0.05})'
+    )
 
 
 def check(model: object, optimizer: object = None, *, steps: int = 10) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.nn import Parameter
 
-from polarstep import LowRank, Muon, muon_for
+from polarstep import Exact, LowRank, Muon, NewtonSchulz, muon_for
 from polarstep.bucket import MOST_DRAWN
 from polarstep.maps import Warm, auto
 
@@ -94,13 +95,51 @@ def test_the_state_of_a_parameter_in_no_group_is_named():
     assert list(optimizer.state_dict()["state"]) == [0]
 
 
-def test_a_checkpoint_brings_its_hyperparameters():
+def test_a_checkpoint_brings_its_hyperparameters_and_says_so_once():
     W = Parameter(gaussian(8, 12))
-    saved = Muon([W], lr=0.3, momentum=0.5, polar=LowRank(3, 2), seed=7)
+    saved = Muon([W], lr=0.3, momentum=0.5, polar=LowRank(3, 2), weight_decay=0.1, seed=7)
     loaded = Muon([W])
-    loaded.load_state_dict(saved.state_dict())
+    with pytest.warns(UserWarning, match="the checkpoint had other options") as told:
+        loaded.load_state_dict(saved.state_dict())
     assert loaded.param_groups[0]["polar"] == LowRank(3, 2)
     assert (loaded.param_groups[0]["lr"], loaded.param_groups[0]["seed"]) == (0.3, 7)
+    assert len(told) == 1
+    assert told[0].filename == __file__
+    words = str(told[0].message)
+    assert f"polar={NewtonSchulz()} → {LowRank(3, 2)}, seed=0 → 7, weight_decay=0.0 → 0.1" in words
+    assert "momentum" not in words  # schedules change it
+
+    loaded, state_dict = Muon([W]), saved.state_dict()
+    exec(words.partition("before it is loaded: ")[2], {"state_dict": state_dict})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded.load_state_dict(state_dict)
+        Muon([W]).load_state_dict(Muon([W], lr=0.3, momentum=0.5).state_dict())
+    assert loaded.param_groups[0]["polar"] == NewtonSchulz()
+
+
+def test_a_map_that_is_set_after_loading_goes_on_with_the_momentum():
+    W = Parameter(gaussian(8, 12).float())
+    saved = Muon([W], polar=LowRank(3, 2, sketch=Warm(), always_sketch=True))
+    W.grad = torch.ones_like(W)
+    saved.step()
+    loaded = Muon([W], polar=Exact())
+    with pytest.warns(UserWarning, match="polar=Exact"):
+        loaded.load_state_dict(saved.state_dict())
+    loaded.param_groups[0]["polar"] = Exact()
+    before, C = W.detach().clone(), loaded.state[W]["momentum_buffer"].clone()
+    loaded.step()
+    M = 0.95 * (0.95 * C + W.grad) + W.grad
+    U, _, Vt = torch.linalg.svd(M, full_matrices=False)
+    ranked = U[:, :1] @ Vt[:1]  # a gradient of ones has rank one
+    torch.testing.assert_close(W, before - 0.02 * ranked, rtol=0, atol=1e-5)
+
+
+def test_other_rules_in_a_checkpoint_are_told_of():
+    b = Parameter(gaussian(5).float())
+    saved = Muon([{"params": [b], "algorithm": "sgd"}]).state_dict()
+    with pytest.warns(UserWarning, match="algorithm=adamw → sgd"):
+        Muon([{"params": [b], "algorithm": "adamw"}]).load_state_dict(saved)
 
 
 def test_what_an_older_checkpoint_lacks_stays_as_it_is():

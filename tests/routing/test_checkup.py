@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import dataclass
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tests.routing.sample_models import SmallGPT, mlp
@@ -196,3 +200,20 @@ def test_an_entry_that_is_not_finite_is_said():
     model[0].weight.grad[0, 0] = float("nan")
     optimizer.step()
     assert any("0.weight (hidden by Muon) has entries that are not" in p for p in seen.problems)
+
+
+def test_arguments_of_a_trainer_that_reach_no_optimizer_are_told_of():
+    @dataclass
+    class TrainingArguments:
+        learning_rate: float = 5e-5
+        weight_decay: float = 0.0
+
+    held = SimpleNamespace(optimizer=ps.muon_for(mlp(4, 4, 4, 2)), args=TrainingArguments())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ps.routes(held)
+    held.args.learning_rate = 1e-3
+    with pytest.warns(
+        UserWarning, match=r"^learning_rate=0\.001 of TrainingArguments does not reach"
+    ):
+        ps.routes(held)
