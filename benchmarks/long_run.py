@@ -23,15 +23,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
+from polarstep_lab.cli.making import check_peers, run_one_by_one
 from polarstep_lab.cli.options import seeds_of
 from polarstep_lab.config import TextData
+from polarstep_lab.jobs.job import Job as PlannedRun
+from polarstep_lab.jobs.job import plan_run
+from polarstep_lab.jobs.job import unfinished as pending
 from polarstep_lab.methods import Method, find_method
 from polarstep_lab.recipes import resolve
 from polarstep_lab.recipes.nanogpt import EMBEDDING_LR
 from polarstep_lab.records.record import RunIdentity, RunRecord, find_runs
 from polarstep_lab.storage import StorageError
-from polarstep_lab.suites.suite import PlannedRun, pending, plan_run
 
 RECIPE = "nanogpt-wiki"
 SEEDS = (1, 2, 3)
@@ -232,14 +234,14 @@ def short_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
     warmup = base.schedule.warmup * 120 // sum(stage.steps for stage in base.data.stages)
     changed = {**SHORT, **row.settings, "schedule.warmup": warmup, "optimizer.lr": lr}
     directory = out / row.slug / f"lr-{lr}"
-    return plan_run(RECIPE, row.method, seed, changed | NO_CHECKPOINTS, directory, group="rates")
+    return plan_run(RECIPE, row.method, seed, changed | NO_CHECKPOINTS, directory)
 
 
 def whole_run(row: Row, seed: int, lr: float, out: Path = Path()) -> PlannedRun:
     """A run of the whole recipe, one of the table's."""
     changed = {"optimizer.lr": lr, **row.settings, **NO_CHECKPOINTS}
     directory = out / row.slug / f"seed-{seed}"
-    return plan_run(RECIPE, row.method, seed, changed, directory, group="compare")
+    return plan_run(RECIPE, row.method, seed, changed, directory)
 
 
 def row_of(run: RunIdentity, plan: Callable[[Row, int, float], PlannedRun]) -> Row:

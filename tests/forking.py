@@ -41,7 +41,7 @@ IMPORTED_ONCE = (
     "torch.distributed.optim",
     "torch.distributed.tensor.parallel",
     "polarstep_lab.cli",
-    "polarstep_lab.suites.parallel",
+    "polarstep_lab.jobs.local",
     "polarstep_lab.tune",
 )
 

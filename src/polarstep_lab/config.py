@@ -93,7 +93,8 @@ class PolarConfig:
     and in bfloat16 on CPUs with tiles; in earlier versions it never was.
 
     With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
-    budget), and all other settings have their defaults.
+    budget), and all other settings have their defaults. ``map`` is the name of a map that a study file
+    defines (:attr:`polarstep_lab.study.Study.maps`), which also has the defaults beside it.
     """
 
     solver: SolverName = "quintic"
@@ -109,19 +110,23 @@ class PolarConfig:
     ] = "dropped"
     float8: bool = False
     auto: AutoBudget | None = None
+    map: str | None = None
 
     def __post_init__(self) -> None:
-        if self.auto is not None:
+        for name in ("auto", "map"):
+            chosen = getattr(self, name)
             changed = [
                 f"optimizer.polar.{f.name}={getattr(self, f.name)}"
                 for f in fields(self)
-                if f.name != "auto" and getattr(self, f.name) != f.default
+                if f.name != name and getattr(self, f.name) != f.default
             ]
-            if changed:
+            if chosen is not None and changed:
+                remedy = (
+                    f"take --method auto or --vary auto={chosen}" if name == "auto" else "drop them"
+                )
                 raise ValueError(
-                    f"{', '.join(changed)} with optimizer.polar.auto={self.auto}, which chooses the map "
-                    "itself: expected the defaults; take --method auto or --vary "
-                    f"auto={self.auto}, or set optimizer.polar.auto=null"
+                    f"{', '.join(changed)} with optimizer.polar.{name}={chosen}, which chooses the map "
+                    f"itself: expected the defaults; {remedy}, or set optimizer.polar.{name}=null"
                 )
         if self.float8 and self.rest != "lifted":
             raise ValueError(

@@ -10,9 +10,22 @@ from __future__ import annotations
 from polarstep_lab.paper import METHODS, Method
 from polarstep_lab.settings_by_name import ConfigError, hint
 
-__all__ = ["METHODS", "OURS", "Method", "all_methods", "find_method", "find_methods"]
+__all__ = [
+    "DEFAULT",
+    "METHODS",
+    "OURS",
+    "PEERS",
+    "Method",
+    "all_methods",
+    "find_method",
+    "find_methods",
+]
+
+DEFAULT = Method("polarstep (default)", "default", "muon", polar="default", normalize_rows=True)
+"""What :func:`polarstep.muon_for` makes of a model with no option, at its own rate."""
 
 OURS: tuple[Method, ...] = (
+    DEFAULT,
     Method("Muon (PolarExpress 5)", "muon-polar-express", "muon", polar="polar-express"),
     Method(
         "Muon (PolarExpress 5, normalized rows)",

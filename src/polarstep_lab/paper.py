@@ -47,7 +47,7 @@ class Method:
     algorithm: Literal["adamw", "sgd", "muon"]
     nesterov: bool = True
     sketch: Literal["gaussian", "kaczmarz", "warm"] | None = None
-    polar: Literal["polar-express", "deflated", "auto"] | None = None
+    polar: Literal["polar-express", "deflated", "auto", "default"] | None = None
     normalize_rows: bool = False
     peer: str | None = None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,17 @@ def blank_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
             file.write(BLANK[format])
 
     monkeypatch.setattr(figure.Figure, "savefig", savefig)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Compute with one thread, as worker processes do: sums over threads round differently."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -28,12 +28,17 @@ class Subcommand(NamedTuple):
 SUBCOMMANDS = {
     "run": Subcommand("run", "run", "Train one method on one recipe."),
     "compare": Subcommand(
-        "suites",
+        "studies",
         "compare",
         "Train several methods with several seeds: Table 2 and its trajectories.",
     ),
     "ablate": Subcommand(
-        "suites", "ablate", "Vary one setting and keep the rest: the paper's ablations."
+        "studies", "ablate", "Vary one setting and keep the rest: the paper's ablations."
+    ),
+    "study": Subcommand(
+        "studies",
+        "study",
+        "Run the study that a Python file defines, or go on with it, and make its report.",
     ),
     "list": Subcommand(
         "listing", "list_", "List recipes, methods and ablations; or the runs below a folder."
@@ -47,7 +52,7 @@ SUBCOMMANDS = {
     "demo": Subcommand(
         "demo",
         "demo",
-        "Compare the seven methods on the text shipped with the package, and make the report.",
+        "Compare the default with AdamW and two Muons on the text in the package, and make the report.",
     ),
     "flops": Subcommand(
         "flops",

@@ -1,4 +1,4 @@
-"""``polarstep demo``: train a small GPT with seven methods in a few minutes, and make a report."""
+"""``polarstep demo``: AdamW, two Muons and the default of this package on a small GPT, in minutes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from rich.table import Table
 
 from polarstep_lab.cli.extras import REPORT, need
 from polarstep_lab.cli.failures import ERROR, clear_errors
-from polarstep_lab.demo import RECIPE, SEEDS, demo_runs, tuning_budget
-from polarstep_lab.methods import METHODS
-from polarstep_lab.suites.parallel import available_cores, run_in_processes
-from polarstep_lab.suites.progress import follow
-from polarstep_lab.suites.suite import pending
+from polarstep_lab.cli.making import make_jobs
+from polarstep_lab.demo import DEFAULT, DEMO
+from polarstep_lab.estimates import Estimate
+from polarstep_lab.jobs.job import Job, jobs_of
+from polarstep_lab.jobs.local import available_cores
+from polarstep_lab.records.record import Result
 
 __all__ = ["demo"]
+
+PAPER = "polarstep compare nanogpt-toy --seeds 1,2 --workers 2"
 
 
 def demo(
@@ -31,66 +34,75 @@ def demo(
         int | None, typer.Option(min=1, help="Processes, one thread each; by default one per core.")
     ] = None,
 ) -> None:
-    """Compare the seven methods on the text shipped with the package, and make the report."""
+    """Compare the default with AdamW and two Muons on the text in the package, and make the report."""
     console, errors = Console(), Console(stderr=True)
     with clear_errors("Run the same command again to go on."):
         need("the report of the demonstration", *REPORT)
-        runs = demo_runs(out / "runs")
-        console.print(_introduction(len(runs)), highlight=False)
-        todo = pending(runs, force)
-        if len(todo) < len(runs):
-            done = len(runs) - len(todo)
-            were = "is" if done == 1 else "are"
-            console.print(f"{done} of them {were} finished already; --force makes them again.")
-        team = workers or min(available_cores(), len(METHODS))
-        failed = follow(run_in_processes(todo, team, force), len(todo), errors)
+        jobs = jobs_of(DEMO, out / "runs")
+        console.print(
+            f"{len(jobs)} runs of {DEMO.recipe}: {len(DEMO.variants)} methods, seeds "
+            f"{' and '.join(map(str, DEMO.seeds))}; about three minutes on two cores.\n"
+            f"{DEFAULT} is muon_for(model) without an option. The rates of the others are the best of "
+            "nine trials on seed 0.",
+            highlight=False,
+        )
+        team = workers or min(available_cores(), len(jobs))
+        failed = make_jobs(jobs, "home", team, force, tensorboard=False)
 
         # matplotlib takes a second to import, and half a minute when it first lists the fonts.
         with errors.status("Drawing the report …"):
             from polarstep_lab.report import write_report
 
-            page = write_report([out / "runs"], out / "report", "Seven methods on a small GPT")
-        console.print(_results(out / "runs"))
+            page = write_report([out / "runs"], out / "report", "A small GPT with four optimizers")
+        console.print(_sentence(jobs), highlight=False)
+        console.print(_table(jobs))
+        console.print(f"The seven methods of the paper: {PAPER}", highlight=False)
         console.print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
     if failed:
         raise typer.Exit(ERROR)
 
 
-def _introduction(runs: int) -> str:
-    text = f"{runs} runs of {RECIPE}: seven methods, seeds {' and '.join(map(str, SEEDS))}."
-    tuning = tuning_budget()
-    if tuning is None:
-        return text + " Learning rates are the recipe's own; they were not tuned alike."
+def _perplexities(jobs: list[Job], name: str) -> list[Result]:
+    found = [Result.load(job.directory) for job in jobs if job.identity.study["variant"] == name]
+    return [result for result in found if result is not None and result.status == "finished"]
+
+
+def _sentence(jobs: list[Job]) -> str:
+    """The default against AdamW."""
+    means = [
+        Estimate.of([result.value for result in _perplexities(jobs, name)])
+        for name in (DEFAULT, DEMO.against or "")
+    ]
+    if None in means:
+        return f"{DEFAULT} and {DEMO.against} cannot be compared: one of them has no finished run."
+    ours, theirs = (mean.mean for mean in means if mean is not None)
+    change = 100 * (ours / theirs - 1)
     return (
-        f"{text}\nLearning rates were tuned on seed 0 with {tuning.trials} trials for each method:"
-        f"\n  {tuning.command}"
+        f"{DEFAULT} against {DEMO.against}: perplexity {ours:.2f} against {theirs:.2f}, "
+        f"{abs(change):.0f}% {'lower' if change < 0 else 'higher'} after the same steps."
     )
 
 
-def _results(folder: Path) -> Table:
-    """The results in the order of Table 2, the best in bold."""
-    from polarstep_lab.report.grouping import sections_of
-    from polarstep_lab.report.runs import collect_runs
-    from polarstep_lab.wording import MISSING, in_digits
-
-    (section, *_), _ = sections_of(collect_runs([folder]))
-    best = section.best(section.rows)
-    seeds = {row.seeds_text for row in section.rows}
-    title = f"{section.metric.name}, {section.recipe}"
-    table = Table(title=f"{title}, {seeds.pop()} seeds" if len(seeds) == 1 else title)
+def _table(jobs: list[Job]) -> Table:
+    """A row for each method, the best in bold."""
+    rows = [(variant.name, _perplexities(jobs, variant.name)) for variant in DEMO.variants]
+    means = {name: Estimate.of([result.value for result in found]) for name, found in rows}
+    best = min((e.mean for e in means.values() if e is not None), default=None)
+    table = Table()
     table.add_column("method", no_wrap=True)
-    for header in ("perplexity", "GFLOPs", "opt. ms", "step ms"):
+    for header in ("test perplexity", "seeds", "optimizer ms", "step ms"):
         table.add_column(header, justify="right", no_wrap=True)
-    if len(seeds) > 0:  # the rows differ in their seeds: a column shows which runs are missing
-        table.add_column("seeds")
-    for row in section.rows:
+    for name, found in rows:
+        mean = means[name]
+        if mean is None:
+            table.add_row(name, "no run finished", "0", "", "")
+            continue
         table.add_row(
-            row.label,
-            row.metric.text(3) if row.metric else MISSING,
-            in_digits(row.gflops, 3),
-            in_digits(row.times["optimizer_ms_per_step"], 3),
-            in_digits(row.times["step_ms"], 3),
-            *([row.seeds_text] if seeds else []),
-            style="bold" if row is best else "",
+            name,
+            mean.text(2),
+            str(mean.n),
+            f"{sum(r.optimizer_ms_per_step for r in found) / len(found):.1f}",
+            f"{sum(r.step_ms for r in found) / len(found):.1f}",
+            style="bold" if mean.mean == best else "",
         )
     return table

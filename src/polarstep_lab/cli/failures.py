@@ -16,7 +16,7 @@ from rich.console import Console
 
 from polarstep_lab.data.corpus import TextError
 from polarstep_lab.data.tokenizer import VocabularyError
-from polarstep_lab.suites.parallel import EXPLAINED
+from polarstep_lab.jobs.local import EXPLAINED
 from polarstep_lab.train.ranks import first_failure
 from polarstep_lab.train.run import Interrupted
 

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
+from polarstep_lab.cli.making import Where
 from polarstep_lab.config import ConfigError
 from polarstep_lab.settings_by_name import parse_assignment
-from polarstep_lab.suites.places import Where
 from polarstep_lab.train.ranks import Parallel
 
 __all__ = [

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from polarstep_lab.cli.failures import DIVERGED, INTERRUPTED, clear_errors
-from polarstep_lab.cli.one_by_one import check_peers, run_one_by_one
+from polarstep_lab.cli.making import check_peers, run_one_by_one
 from polarstep_lab.cli.options import (
     BoardOption,
     DeviceOption,
@@ -24,10 +24,10 @@ from polarstep_lab.cli.options import (
     SetOption,
     overrides_of,
 )
+from polarstep_lab.jobs.job import plan_run
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.settings_by_name import parse_assignment
 from polarstep_lab.storage import StorageError
-from polarstep_lab.suites.suite import plan_run
 from polarstep_lab.train.interrupt import Interrupted
 from polarstep_lab.train.ranks import launched, world_size
 

@@ -13,14 +13,15 @@ from rich.table import Table
 
 from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.cli.making import Where, workers_for
+from polarstep_lab.jobs.local import Workers
+from polarstep_lab.jobs.progress import progress_display
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.settings_by_name import ConfigError, parse_assignment
-from polarstep_lab.suites.places import Place, Where, place_for
-from polarstep_lab.suites.progress import progress_display
 from polarstep_lab.train.ranks import refuse_launcher
 
 if TYPE_CHECKING:
-    from polarstep_lab.tune import StudySpec
+    from polarstep_lab.tune import Search
 
 __all__ = ["tune"]
 
@@ -36,7 +37,7 @@ def tune(
     ] = 20,
     study: Annotated[
         Path | None,
-        typer.Option(help="File of the study: NAME.db for SQLite, else a journal; continued."),
+        typer.Option(help="Folder of the trials, by default OUT/trials; continued."),
     ] = None,
     workers: Annotated[
         int | None,
@@ -69,32 +70,33 @@ def tune(
         best_recipe,
         check_recipe,
         check_tuned,
-        study_of,
+        search_of,
         write_recipe,
         write_tuned,
     )
 
-    storage = study or out / f"{recipe}.journal"
+    folder = study or out / "trials"
     command = shlex.join(["polarstep", *sys.argv[1:]])
     found = []
-    with clear_errors(f"The trials so far are in {storage}; the same command continues."):
+    with clear_errors(f"The trials so far are in {folder}; the same command continues."):
         refuse_launcher("tune")
         overrides = dict(parse_assignment(text) for text in settings or [])
-        specs = [
-            study_of(recipe, chosen.slug, storage, overrides, seed, cast(Any, pruner))
+        searches = [
+            search_of(recipe, chosen.slug, folder, overrides, seed, cast(Any, pruner))
             for chosen in find_methods(method)
         ]
-        paths = [out / f"{recipe}-{spec.method}.json" for spec in specs]
-        for spec, path in zip(specs, paths, strict=True):
-            _refuse_searched(spec)
-            check_recipe(path, spec.recipe, spec.method)
+        paths = [out / f"{recipe}-{search.folder.name}.json" for search in searches]
+        for search, path in zip(searches, paths, strict=True):
+            _refuse_searched(search)
+            check_recipe(path, search.recipe, search.method)
         if collect is not None:
             check_tuned(collect, recipe)
         device = str(overrides.get("runtime.device", "auto"))
-        with place_for(on, workers, device) as place:
-            for spec, path in zip(specs, paths, strict=True):
-                _run(spec, trials, place)
-                best = best_recipe(spec, command)
+        console = Console(stderr=True)
+        with workers_for(on, workers, device, console.print) as team:
+            for search, path in zip(searches, paths, strict=True):
+                _run(search, trials, team, console)
+                best = best_recipe(search, command)
                 write_recipe(path, best)
                 if collect is not None:
                     write_tuned(collect, best)
@@ -102,37 +104,35 @@ def tune(
     _show(found)
 
 
-def _refuse_searched(spec: StudySpec) -> None:
+def _refuse_searched(search: Search) -> None:
     """Raise if a setting that is to hold for all trials is one that the trials try values of."""
-    for key, searched in spec.space.items():
-        if key in spec.overrides:
+    for key, searched in search.space.items():
+        if key in search.overrides:
             raise ConfigError(
-                f"--set {key}={spec.overrides[key]}: tuning {spec.method} tries {key} from "
+                f"--set {key}={search.overrides[key]}: tuning {search.method} tries {key} from "
                 f"{searched.low:g} to {searched.high:g}, so that it cannot be the same for all trials; "
                 "leave it out, or train with it by `polarstep run`"
             )
 
 
-def _run(spec: StudySpec, trials: int, place: Place) -> None:
+def _run(search: Search, trials: int, team: Workers, console: Console) -> None:
     """Tune one method and show a bar of trials, with the best loss and the time left."""
-    from polarstep_lab.tune import StudyProgress, TrainingObjective
+    from polarstep_lab.tune import Standing, tune
 
-    objective = TrainingObjective(spec.recipe, spec.method, spec.overrides, spec.seed)
-    console = Console(stderr=True)
     told = 0
     with progress_display(console) as display:
-        bar = display.add_task(spec.method, total=trials, figures="")
+        bar = display.add_task(search.method, total=trials, figures="")
 
-        def show(now: StudyProgress) -> None:
+        def show(now: Standing) -> None:
             nonlocal told
             best = "no trial finished" if now.best is None else f"best loss {now.best:.4f}"
             figures = best + (f", {now.pruned} pruned" if now.pruned else "")
             display.update(bar, completed=now.done, figures=figures)
             if display.disable and now.done > told:  # not a terminal: print a line for each trial
                 told = now.done
-                console.print(f"{spec.method}: {told} of {trials} trials, {figures}")
+                console.print(f"{search.method}: {told} of {trials} trials, {figures}")
 
-        place.tune(spec, objective, trials, show)
+        tune(search, trials, team, show)
 
 
 def _show(found: list[tuple[Path, dict[str, Any]]]) -> None:

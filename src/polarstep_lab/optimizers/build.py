@@ -23,6 +23,7 @@ from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.optimizers.peers import Peer, beside_adamw, find_peer
 from polarstep_lab.optimizers.schedule import RunSchedule
+from polarstep_lab.study import named_map
 
 __all__ = [
     "Peak",
@@ -58,6 +59,8 @@ def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
         )
     if config.auto is not None:
         return ps.Auto(config.auto)
+    if config.map is not None:
+        return named_map(config.map)
     if config.solver == "exact":
         inner: ps.PolarMap = ps.Exact()
     else:
@@ -155,6 +158,14 @@ def _peer(peer: Peer, model: Model, config: RunConfig, schedule: RunSchedule) ->
 def _muon(model: Model, config: RunConfig) -> ps.Muon:
     """Muon where it belongs, and AdamW (nanoGPT) or SGD (CIFAR-10) for the rest."""
     settings = config.optimizer
+    if config.rule.polar == "default":
+        return ps.muon_for(
+            model,
+            settings.lr,
+            momentum=settings.momentum,
+            weight_decay=settings.weight_decay,
+            seed=config.seed,
+        )
     optimizer = ps.muon_for(
         model,
         settings.lr,
@@ -275,6 +286,12 @@ def optimizer_gflops(model: Model, config: RunConfig, device: torch.device | Non
         work = replace(work, extra=ROWS)
     if rule.algorithm != "muon":
         return sum(ledger(work, config.method).values()) / 1e9
+    if polar.map is not None:
+        mine = named_map(polar.map)
+        spent = muon_ledger(
+            work, nesterov=rule.nesterov, polar=lambda _, m, n: {"polar map": mine.flops(m, n)}
+        )
+        return sum(spent.values()) / 1e9
     if polar.auto is not None:
         auto, on = ps.Auto(polar.auto), device or torch.device("cpu")
         spent = muon_ledger(

@@ -59,6 +59,7 @@ MAPS: Mapping[str, PolarConfig] = {
         "polar-express-sketch", 4, rank=56, oversample=8, sketch="warm", rest="lifted", float8=True
     ),
     "auto": PolarConfig(auto="balanced"),
+    "default": PolarConfig(auto="balanced"),
 }
 """The maps of our methods, the same in every recipe, by :attr:`polarstep_lab.paper.Method.polar`."""
 

@@ -7,15 +7,17 @@ Where learning rates of a recipe were tuned, the values are in ``tuned/RECIPE.js
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from polarstep import muon_for
 from polarstep_lab.axes import apply_axis
-from polarstep_lab.config import ConfigError, RunConfig, with_overrides
+from polarstep_lab.config import ConfigError, OptimizerConfig, RunConfig, with_overrides
 from polarstep_lab.methods import Method, find_method
-from polarstep_lab.recipes.recipe import Range, find_recipe
+from polarstep_lab.recipes.recipe import MAPS, Range, find_recipe
 from polarstep_lab.storage import read_json
 
 __all__ = ["read_recipe_file", "resolve", "search_space", "tuned"]
@@ -56,8 +58,26 @@ def resolve(
         raise ConfigError("no method given: say which with --method, as in --method muon")
     chosen = find_method(method) if isinstance(method, str) else method
     config = replace(found.build(chosen), seed=seed)
+    if chosen.polar == "default":
+        config = replace(config, optimizer=_without_options())
     config = with_overrides(config, tuned(recipe, chosen) | overrides)
     return config if axis is None else apply_axis(config, *axis)
+
+
+def _without_options() -> OptimizerConfig:
+    """The settings of ``muon_for(model)``; rates of 0 are those that it finds for itself."""
+    defaults = {
+        name: parameter.default
+        for name, parameter in inspect.signature(muon_for).parameters.items()
+    }
+    return OptimizerConfig(
+        lr=defaults["lr"],
+        momentum=defaults["momentum"],
+        weight_decay=defaults["weight_decay"],
+        lr_scale=defaults["shape_scale"],
+        polar=MAPS["default"],
+        normalize_rows=True,
+    )
 
 
 def read_recipe_file(path: Path, method: Method | str | None) -> tuple[str, Method, dict[str, Any]]:

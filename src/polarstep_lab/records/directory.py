@@ -20,6 +20,7 @@ from polarstep_lab.records.mark import (
     CONFIG,
     FORMAT,
     MARK,
+    STOP,
     VERSION,
     read_object,
     refuse_foreign,
@@ -43,6 +44,7 @@ _FILES = (
     record.ENVIRONMENT,
     record.CHECKPOINT,
     record.PREVIOUS_CHECKPOINT,
+    STOP,
     "*.jsonl",
     "*.jsonl.damaged",
     "tensorboard/events.out.tfevents.*",
@@ -60,7 +62,7 @@ def state_of(directory: Path) -> DirectoryState:
     """
     refuse_foreign(directory)
     if not (directory / CONFIG).exists():
-        remains = [path.name for path in files_of_run(directory)]
+        remains = [path.name for path in files_of_run(directory) if path.name != STOP]
         if remains:
             raise StorageError(
                 f"{directory} holds a run without its {CONFIG} ({some_of(remains)}): restore "
@@ -139,6 +141,7 @@ def claim_directory(
     for pattern in (MARK, *_FILES):
         for part in directory.glob(f".{pattern}.*.part"):
             part.unlink()  # a kill left it; whoever could be writing it would hold the lock
+    (directory / STOP).unlink(missing_ok=True)
     if not read_object(directory / MARK):
         write_json(directory / MARK, {"format": FORMAT, "version": VERSION})
     if force:

@@ -46,15 +46,15 @@ def pick_device(name: str) -> torch.device:
 def record_environment(
     path: Path,
     device: torch.device,
-    data: Mapping[str, str] | None = None,
+    data: Mapping[str, str | int] | None = None,
     processes: int = 1,
     parallel: str | None = None,
 ) -> None:
     """Write the environment of a new run; for a resumed run, append the present one to its list.
 
     ``data`` says what data the run reads (:class:`polarstep_lab.train.tasks.Task`), as a config may
-    hold no more than a file pattern. ``parallel`` says how ``processes`` share the model; for a single
-    process it is None, and neither is noted.
+    hold no more than a file pattern, and how many steps it has. ``parallel`` says how ``processes``
+    share the model; for a single process it is None, and neither is noted.
     """
     now = describe_environment(device) | dict(data or {})
     if parallel is not None:

@@ -15,6 +15,7 @@ __all__ = [
     "FORMAT",
     "LOCK",
     "MARK",
+    "STOP",
     "VERSION",
     "is_foreign",
     "is_run_directory",
@@ -27,6 +28,8 @@ MARK = ".polarstep-run.json"
 FORMAT, VERSION = "polarstep-run", 1
 CONFIG = "config.json"
 LOCK = ".lock"
+STOP = "stop"
+"""The file that asks a run to write its checkpoint and end; a text in it is the reason of its result."""
 
 
 def is_run_directory(directory: Path) -> bool:
@@ -82,8 +85,8 @@ def refuse_foreign(directory: Path) -> None:
 
 
 def _is_leftover(path: Path) -> bool:
-    """Whether a file is a lock, or what a kill left of a file that was being written."""
-    return path.name == LOCK or (path.name.startswith(".") and path.name.endswith(".part"))
+    """Whether a file is a lock, a request to stop, or left by a kill while it was written."""
+    return path.name in (LOCK, STOP) or (path.name.startswith(".") and path.name.endswith(".part"))
 
 
 def some_of(names: list[str]) -> str:

@@ -85,8 +85,10 @@ class RunIdentity:
     seed: int
     config: Mapping[str, Any]
     overrides: Mapping[str, Any] = field(default_factory=dict)
-    group: str = "run"
     ablation: Ablation | None = None
+    study: Mapping[str, Any] = field(default_factory=dict)
+    """The study of the run: its ``name``, the ``variant``, what that is compared ``against``, what chose
+    its ``rate``, and the text of the ``program`` that defines the study. Empty for a run of its own."""
     command: str = ""
 
     @classmethod
@@ -389,8 +391,8 @@ def _environment(raw: Any, path: Path) -> dict[str, Any]:
     return environment
 
 
-_TEXTS = ("kind", "message", "recipe", "method", "group", "command")
-_OBJECTS = ("extra", "config", "overrides", "ablation", "packages")
+_TEXTS = ("kind", "message", "recipe", "method", "command")
+_OBJECTS = ("extra", "config", "overrides", "ablation", "packages", "study")
 _ONE_OF = {
     "benchmark": get_args(BenchmarkName),
     "metric": get_args(MetricName),

@@ -12,12 +12,13 @@ from pathlib import Path
 from polarstep_lab.config import RunConfig
 from polarstep_lab.optimizers.build import ScheduledOptimizer
 from polarstep_lab.records import record
+from polarstep_lab.records.mark import STOP
 from polarstep_lab.records.record import MetricRow, Result, Status
 from polarstep_lab.storage import StorageError
 from polarstep_lab.train.checkpoint import save_checkpoint
 from polarstep_lab.train.interrupt import Interrupt, Interrupted
 from polarstep_lab.train.logs import RunLogs
-from polarstep_lab.train.observer import Observer, StopTraining
+from polarstep_lab.train.observers import Observer, StopTraining
 from polarstep_lab.train.outcome import last_recorded, result_of, settle
 from polarstep_lab.train.ranks import Ranks, Vote, first_failure
 from polarstep_lab.train.tasks import Task, Validation
@@ -107,6 +108,8 @@ class Loop:
                         self._checkpoint()
                     if decision & _Wish.STOP:
                         vote.close()
+                        if reason := self.ranks.from_first(self._asked_to_stop):
+                            raise StopTraining(reason)
                         self._checkpoint()
                         raise Interrupted(self.directory, self.step, self.task.steps)
                 vote.close()
@@ -126,7 +129,8 @@ class Loop:
             result = self.ranks.from_first(lambda: self._result("diverged", math.nan, message))
         except StopTraining as reason:
             self._checkpoint()
-            result = self._result("stopped", math.nan, str(reason))
+            message = str(reason)
+            result = self.ranks.from_first(lambda: self._result("stopped", math.nan, message))
         self.ranks.from_first(lambda: self._settle(result))
         return result
 
@@ -160,14 +164,22 @@ class Loop:
             observer.advance(self.step)
 
     def _wish(self) -> _Wish:
-        """What to do after a step: stop after a signal, or save by rank 0's clock."""
-        wish = _Wish.STOP if self.interrupt.pending else _Wish.GO_ON
+        """What to do after a step: stop by a signal or the file ``stop``, save by rank 0's clock."""
+        asked = self.ranks.first and (self.directory / STOP).exists()
+        wish = _Wish.STOP if self.interrupt.pending or asked else _Wish.GO_ON
         now = time.perf_counter()
         due = now - self.saved >= self.config.runtime.checkpoint_seconds
         if not due or not self.ranks.first or self.step == self.task.steps:
             return wish
         self.saved = now  # asked for once, though several ranks save a step later
         return wish | _Wish.SAVE
+
+    def _asked_to_stop(self) -> str:
+        """The reason in the file ``stop``, which is removed: a run that goes on is not to stop again."""
+        file = self.directory / STOP
+        reason = file.read_text(encoding="utf-8").strip() if file.exists() else ""
+        file.unlink(missing_ok=True)
+        return reason
 
     def _log(self, loss: float) -> None:
         """Write a training row; a loss that is not finite ends the run."""

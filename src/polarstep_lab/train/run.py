@@ -29,7 +29,7 @@ from polarstep_lab.train.interrupt import Interrupted
 from polarstep_lab.train.language import LanguageTask
 from polarstep_lab.train.logs import RunLogs
 from polarstep_lab.train.loop import Loop
-from polarstep_lab.train.observer import Observer, StopTraining
+from polarstep_lab.train.observers import Observer, StopTraining
 from polarstep_lab.train.ranks import Ranks
 from polarstep_lab.train.tasks import Task
 from polarstep_lab.train.timing import StepTimer
@@ -141,7 +141,11 @@ def _begin(
     # Last of all that may refuse: a resume that was refused leaves no trace.
     ranks.from_first(
         lambda: record_environment(
-            directory / record.ENVIRONMENT, device, task.data, ranks.count, ranks.parallel
+            directory / record.ENVIRONMENT,
+            device,
+            {**task.data, "steps": task.steps},
+            ranks.count,
+            ranks.parallel,
         )
     )
     loop = Loop(

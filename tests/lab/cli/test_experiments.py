@@ -107,7 +107,7 @@ def test_compare_makes_all_methods_and_seeds_and_resumes():
     first = polarstep("compare", "nanogpt-toy", "-m", "adamw,muon", *few)
     runs = find_runs(["all"])
     assert len(runs) == 4
-    assert {RunRecord.load(run).identity.group for run in runs} == {"compare"}
+    assert {RunRecord.load(run).identity.study["name"] for run in runs} == {"compare"}
     assert "±" in first.output
     assert "polarstep report all" in said(first)
     times = {run: (run / "result.json").stat().st_mtime_ns for run in runs}
@@ -196,7 +196,7 @@ def test_ablate_varies_one_setting():
     )
     found = [RunRecord.load(run) for run in find_runs(["ranks"])]
     assert [r.identity.config["optimizer"]["polar"]["rank"] for r in found] == [4, 8]
-    assert [r.identity.group for r in found] == ["ablate:rank=4", "ablate:rank=8"]
+    assert [r.identity.study["variant"] for r in found] == ["rank=4", "rank=8"]
     assert "rank=4" in said(outcome)
     bad = polarstep("ablate", "nanogpt-toy", "rank", "--values", "4,0", "--out", "b", status=1)
     assert "optimizer.polar.rank=0" in said(bad)
@@ -363,11 +363,11 @@ def test_documented_commands_are_valid(words, monkeypatch):
     """Options, recipes, settings and the plan of all runs are checked; no run is made."""
     made = []
 
-    def instead(runs, *args, **kwargs):
-        made.extend(runs)
+    def instead(planned, *args, **kwargs):
+        made.append(planned)
         raise SystemExit(0)
 
-    for way in ("run.run_one_by_one", "suites._run_suite"):
+    for way in ("run.run_one_by_one", "studies.make_study"):
         monkeypatch.setattr(f"polarstep_lab.cli.{way}", instead)
     letters = Characters(CharacterVocabulary.of("text"))
     monkeypatch.setattr("polarstep_lab.cli.data._tokenizer", lambda *_: letters)

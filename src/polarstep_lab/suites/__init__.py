@@ -1,1 +1,0 @@
-"""Many runs: planned, made in one process or in several, and shown while they go."""
