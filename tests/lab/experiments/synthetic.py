@@ -59,7 +59,6 @@ def write_run(
         seed=seed,
         config=config,
         overrides=overrides or {},
-        group="compare",
         ablation=ablation,
         command=f"polarstep run {recipe} --method '{method}' --seed {seed}",
     ).save(folder)

@@ -36,7 +36,7 @@ def identity(**changes):
 
 
 def test_a_run_directory_is_read_back_as_written(tmp_path):
-    written = identity(ablation=Ablation("rank", 64), group="ablate:rank=64")
+    written = identity(ablation=Ablation("rank", 64), study={"name": "ablate"})
     written.save(tmp_path)
     rows = [
         MetricRow(0, "val", 1 / 3, 0.1, 0.5, tokens=0, perplexity=math.exp(1 / 3)),
