@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from polarstep_lab.config import RunConfig
+from polarstep_lab.jobs.job import Job, jobs_of
+from polarstep_lab.methods import Method
 from polarstep_lab.recipes import resolve
+from polarstep_lab.study import ablation, comparison
 
 TINY_GPT: dict[str, Any] = {
     "model.width": 32,
@@ -71,3 +75,23 @@ def fake_cifar10(root: Path, per_file: int = 40) -> Path:
         records = np.concatenate([labels[:, None], images.astype(np.uint8)], axis=1)
         records.tofile(folder / f"{name}.bin")
     return root
+
+
+def comparison_runs(
+    recipe: str, methods: Sequence[Method], seeds: Iterable[int], overrides: Any, out: Path
+) -> list[Job]:
+    """The runs of ``polarstep compare``."""
+    return jobs_of(comparison(recipe, methods, seeds, overrides), out)
+
+
+def ablation_runs(
+    recipe: str,
+    method: Method,
+    axis: str,
+    values: Sequence[Any],
+    seeds: Iterable[int],
+    overrides: Any,
+    out: Path,
+) -> list[Job]:
+    """The runs of ``polarstep ablate``."""
+    return jobs_of(ablation(recipe, method, axis, values, seeds, overrides), out)

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.lab.experiments.small import ablation_runs, comparison_runs
 
+from polarstep_lab.jobs.job import Job
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
 from polarstep_lab.report import pages
 from polarstep_lab.report.content import blocks_of
 from polarstep_lab.storage import JsonLines, write_json
-from polarstep_lab.suites.suite import PlannedRun, ablation_runs, comparison_runs
 
 DEVICE = "Synthetic CPU"
 
@@ -149,7 +150,7 @@ GPU = {
 
 
 def write_planned(
-    run: PlannedRun,
+    run: Job,
     final: float,
     *,
     gflops: float = 8.0,

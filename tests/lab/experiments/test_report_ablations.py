@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
+from tests.lab.experiments.small import ablation_runs, comparison_runs
 from tests.lab.experiments.synthetic import markdown, write_planned, write_run
 
 from polarstep_lab.methods import METHODS
@@ -20,7 +21,6 @@ from polarstep_lab.report.ablation_figure import ablation_figure
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.panels import ALARM, PAGE
 from polarstep_lab.report.runs import collect_runs
-from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 BASE = {0: 40.0, 1: 44.0, 2: 41.0}
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from tests.lab.experiments.small import ablation_runs, comparison_runs
 from tests.lab.experiments.synthetic import markdown, write_planned
 
 from polarstep_lab.methods import find_methods
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
-from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 
 def at_commits(runs, commits):

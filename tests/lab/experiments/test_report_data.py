@@ -6,10 +6,17 @@ import re
 
 import numpy as np
 import pytest
-from tests.lab.experiments.small import TINY_CNN, TINY_GPT, fake_cifar10
+from tests.lab.experiments.small import (
+    TINY_CNN,
+    TINY_GPT,
+    ablation_runs,
+    comparison_runs,
+    fake_cifar10,
+)
 from tests.lab.experiments.synthetic import markdown, write_planned
 
 from polarstep_lab.data.shards import write_shard
+from polarstep_lab.jobs.job import plan_run
 from polarstep_lab.methods import find_methods
 from polarstep_lab.records.pack import pack
 from polarstep_lab.records.record import RunRecord
@@ -17,7 +24,6 @@ from polarstep_lab.report import report_files
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
-from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 from polarstep_lab.train.run import train
 
 A = {"data": "a_train_1.bin: 9,000 tokens", "data_digest": "a" * 32}

@@ -11,6 +11,7 @@ import re
 import statistics
 
 import pytest
+from tests.lab.experiments.small import comparison_runs
 from tests.lab.experiments.synthetic import (
     markdown,
     write_ablation,
@@ -33,7 +34,6 @@ from polarstep_lab.report.reasons import reasons
 from polarstep_lab.report.runs import at_a_time, collect_runs, ran_alone
 from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.storage import read_json, write_json
-from polarstep_lab.suites.suite import comparison_runs
 
 
 def section(*paths):

@@ -7,6 +7,7 @@ import itertools
 import pytest
 from tests.lab.experiments.synthetic import markdown, write_run
 
+from polarstep_lab.jobs.job import plan_run
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
 from polarstep_lab.report.grouping import sections_of
@@ -14,7 +15,6 @@ from polarstep_lab.report.pages import brief_lines
 from polarstep_lab.report.randomized import pairs_of, randomized_table, verdict
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.storage import read_json, write_json
-from polarstep_lab.suites.suite import plan_run
 from polarstep_lab.wording import in_digits
 
 FULL, POLYAK = "Muon (Nesterov)", "Muon (Polyak)"

@@ -9,6 +9,7 @@ import re
 import statistics
 
 import pytest
+from tests.lab.experiments.small import ablation_runs, comparison_runs
 from tests.lab.experiments.synthetic import markdown, write_comparison, write_planned, write_run
 
 from polarstep_lab.paper import METHODS, TABLE_2
@@ -18,7 +19,6 @@ from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.runs import collect_runs
 from polarstep_lab.report.tables import runs_csv, summary_csv
 from polarstep_lab.storage import StorageError, read_json, write_json
-from polarstep_lab.suites.suite import ablation_runs, comparison_runs
 
 
 def sections(*paths):

@@ -7,10 +7,12 @@ import re
 import shlex
 from pathlib import Path
 
+from tests.lab.experiments.small import ablation_runs, comparison_runs
+
 from polarstep_lab.cli.options import overrides_of, seeds_of
+from polarstep_lab.jobs.job import plan_run
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.settings_by_name import parse_assignment
-from polarstep_lab.suites.suite import ablation_runs, comparison_runs, plan_run
 
 COMMAND = re.compile(r"polarstep (?:run|compare|ablate) (?:[^`\n\\]|\\\n)*")
 
