@@ -109,12 +109,6 @@ def test_the_maps_that_which_map_names_can_be_built() -> None:
     for option, text in choices:
         made = eval(text, {"ps": ps})
         ps.Muon([torch.nn.Parameter(torch.eye(3))], **{option: made})
-    lines = re.findall(r"`(ps\.muon_for\(\w*model, [^`]+\))`", page)
-    assert len(lines) >= 5
-    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(3)))
-    for line in lines:
-        made = eval(line, {"ps": ps, "model": model, "peft_model": model})
-        assert isinstance(made, ps.Muon)
 
 
 def test_the_readme_names_the_two_commands_that_the_makefile_has() -> None:
@@ -154,7 +148,8 @@ def test_links_between_pages_lead_somewhere() -> None:
         for page in (ROOT / name).rglob("*.md")
     ]
     for page in [*ROOT.glob("*.md"), *inside]:
-        for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
+        text = re.sub(r"`[^`\n]*`", "", page.read_text())
+        for target in re.findall(r"\]\(([^)#\s]+)\)", text):
             if not target.startswith(("http", "mailto")):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
