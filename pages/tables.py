@@ -77,6 +77,22 @@ _TABLE_2 = {
 }
 
 TABLES = {
+    "readme": Table(
+        "optimizer",
+        {
+            "step, nanoGPT's matrices": "{}.step.nanogpt",
+            "step, an 8B layer": "{}.step.8b",
+            "training step": "{}.whole-step",
+            "perplexity": "{}.perplexity.25m",
+        },
+        {
+            "AdamW": "adamw",
+            "`torch.optim.Muon`": "torch-muon",
+            "NorMuon of dion": "normuon",
+            "ours, full space": "full",
+            'ours, `"auto"` and normalized rows': "auto-rows",
+        },
+    ),
     "step-cost": Table(
         "optimizer",
         {
