@@ -84,7 +84,7 @@ def _target(page: str, link: str) -> str | None:
 
 def _has_runs(folder: str) -> bool:
     """Whether an archive of runs lies in a folder of ``results/``."""
-    return folder.startswith("results/") and any((ROOT / folder).rglob("records.jsonl"))
+    return folder.startswith("results/") and any((ROOT / folder).rglob("records.jsonl.gz"))
 
 
 def _is_report(path: str) -> bool:

@@ -150,6 +150,9 @@ def _frontier() -> Iterator[tuple[str, Number]]:
         of(gap(trained(MAPS["full-fan"]), trained(MAPS["dion"])), FRONTIER),
     )
     yield "full-fan.gain.25m", of(gap(("full+fans", 0.02)), FRONTIER)
+    fan, plain_rate = trained(MAPS["auto-rows-fan"]), trained(MAPS["auto-rows"])
+    yield "auto-rows-fan.gain-of-fan.25m", of(gap(fan, plain_rate), FRONTIER)
+    yield "rows.gain.25m", of(_gain_of_rows(), FRONTIER)
     adamw = [key for key in perplexities("test") if key[0] in ("adamw", "adamw+warmup")]
     plain_adamw, warmed = (
         min((key for key in adamw if key[0] == name), key=_mean)
@@ -160,6 +163,19 @@ def _frontier() -> Iterator[tuple[str, Number]]:
     yield "frontier.tokens", plain(1500 * 16 * 1024 / 1e6, FRONTIER, "M")
     count = len(rows("frontier", "runs"))
     yield "frontier.runs", plain(count, FRONTIER, "", 0)
+
+
+def _gain_of_rows() -> Change:
+    """What normalized rows do in the mean of all maps that have them, each at its own rate."""
+    seeds: dict[int, list[float]] = {}
+    for name in dict.fromkeys(name for name, _ in perplexities("test")):
+        if name.endswith("+rows") and chosen(name) is not None:
+            ours, theirs = trained(name), trained(name.removesuffix("+rows"))
+            found = perplexities("test" if _halves(ours, theirs) else "perplexity")
+            for seed in _reported(found[ours]).keys() & found[theirs].keys():
+                change_of_it = 100 * (found[ours][seed] / found[theirs][seed] - 1)
+                seeds.setdefault(seed, []).append(change_of_it)
+    return change(statistics.fmean(each) for each in seeds.values())
 
 
 def _mean(key: Trained) -> float:

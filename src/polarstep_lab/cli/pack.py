@@ -20,7 +20,8 @@ def pack(
         typer.Argument(metavar="DIR...", help="Run directories, folders that hold some, archives."),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The folder whose records.jsonl to make or extend.")
+        Path,
+        typer.Option("--out", "-o", help="The folder whose records.jsonl.gz to make or extend."),
     ],
     force: Annotated[
         bool,

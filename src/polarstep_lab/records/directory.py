@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from polarstep_lab.records import record
-from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.mark import (
     CONFIG,
     FORMAT,
@@ -74,9 +73,9 @@ def state_of(directory: Path) -> DirectoryState:
 
 
 def files_of_run(directory: Path) -> list[Path]:
-    """The files in ``directory`` that a run wrote; an archive of runs in it is none of them."""
+    """The files in ``directory`` that a run wrote."""
     found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
-    return [p for p in found if p.name != ARCHIVE and (p.is_file() or p.is_symlink())]
+    return [p for p in found if p.is_file() or p.is_symlink()]
 
 
 # --- the claim ----------------------------------------------------------------------------------

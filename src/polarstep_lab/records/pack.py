@@ -9,12 +9,16 @@ exists adds to it. Where both hold a run of the same name:
   the accuracy that tables are made of;
 - otherwise the run packed last replaces the one in the archive.
 
+A ``.jsonl`` file in place of a folder holds lines of records, as benchmarks write them: those that the
+archive does not have are added.
+
 Records leave their machine here. An absolute path becomes its last part (``/data/me/shards`` is
 ``shards``), everywhere, commands included, and a message does not name the host.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 import re
 from collections.abc import Mapping, Sequence
@@ -23,7 +27,14 @@ from pathlib import Path
 from typing import Any
 
 from polarstep_lab.records import record
-from polarstep_lab.records.archive import ARCHIVE, archived_runs, split_path, write_archive
+from polarstep_lab.records.archive import (
+    ARCHIVE,
+    add,
+    archived_runs,
+    read,
+    split_path,
+    write_archive,
+)
 from polarstep_lab.records.mark import CONFIG
 from polarstep_lab.records.record import RunRecord, find_runs, read_files
 from polarstep_lab.storage import StorageError, refuse_unwritable, to_json
@@ -52,9 +63,12 @@ class Packed:
 
 
 def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
-    """Add all runs below ``folders`` to ``out/records.jsonl``; see the module for the rules."""
+    """Add all runs below ``folders`` to ``out/records.jsonl.gz``; see the module for the rules."""
     archive = out if out.name == ARCHIVE else out / ARCHIVE
     refuse_unwritable(archive, "--out")
+    lines = [path for path in folders if path.is_file() and path.suffix == ".jsonl"]
+    if lines:
+        return _with_lines(archive, lines)
     runs: dict[str, Mapping[str, Any]] = {}
     if archive.exists():
         runs = {_name(path, archive): read_files(path) for path in archived_runs(archive)}
@@ -84,6 +98,13 @@ def pack(folders: Sequence[Path], out: Path, *, force: bool = False) -> Packed:
         write_archive(archive, runs)
     replaced = sum(runs[name] != old for name, old in before.items())
     return Packed(archive, len(runs), len(runs) - len(before), replaced, kept)
+
+
+def _with_lines(archive: Path, files: Sequence[Path]) -> Packed:
+    """Add the lines of files to an archive."""
+    found = [_stripped(to_json(line)) for path in files for line in read(path)]
+    added = add(archive, {json.dumps(line): line for line in found}.values())
+    return Packed(archive, len(read(archive)), added, 0, len(found) - added)
 
 
 def without_machine(files: Mapping[str, Any]) -> dict[str, Any]:

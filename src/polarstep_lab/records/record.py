@@ -311,8 +311,7 @@ def read_files(directory: Path) -> dict[str, Any]:
         )
     documents = (directory / name for name in (CONFIG, ENVIRONMENT, RESULT))
     files = {path.name: read_json(path) for path in documents if path.exists()}
-    logs = (path for path in sorted(directory.glob("*.jsonl")) if path.name != ARCHIVE)
-    return files | {path.name: read_lines(path) for path in logs}
+    return files | {path.name: read_lines(path) for path in sorted(directory.glob("*.jsonl"))}
 
 
 def find_runs(

@@ -426,7 +426,7 @@ def test_list_shows_the_other_runs_and_names_those_that_are_damaged():
     known = json.loads((runs / "seed-3/config.json").read_text())
     (runs / "seed-3/config.json").write_text(json.dumps(known | {"method": "of-tomorrow"}))
     Path("runs/packed").mkdir()
-    Path("runs/packed/records.jsonl").write_text("no archive")
+    Path("runs/packed/records.jsonl.gz").write_text("no archive")
     outcome = polarstep("list", "runs", status=1)
     assert "nanogpt-toy/muon/seed-2" in outcome.stdout
     assert "finished" in outcome.stdout
@@ -435,7 +435,7 @@ def test_list_shows_the_other_runs_and_names_those_that_are_damaged():
         f"{runs}/seed-0/config.json is not valid JSON",
         f"{runs}/seed-1/result.json holds [], expected a JSON object",
         f"{runs}/seed-3: method 'of-tomorrow'",
-        "runs/packed/records.jsonl is not an archive of runs",
+        "runs/packed/records.jsonl.gz cannot be read as records",
     ):
         assert message in outcome.stderr
 

@@ -167,7 +167,7 @@ def test_run_directories_of_earlier_versions_are_known(marked, tmp_path):
 
 def test_runs_in_the_archives_here_would_be_known_as_directories(tmp_path):
     """The records of all versions that made runs for the report."""
-    archives = sorted((ROOT / "results").rglob("records.jsonl"))
+    archives = sorted((ROOT / "results").rglob("records.jsonl.gz"))
     assert archives
     for number, archive in enumerate(archives):
         for path in record.find_runs([archive])[::20]:

@@ -279,15 +279,14 @@ def test_a_broken_run_directory_is_named_and_does_not_stop_the_others(tmp_path):
 def test_a_broken_archive_is_named_and_does_not_stop_the_others(tmp_path):
     write_run(tmp_path / "good")
     (tmp_path / "packed").mkdir()
-    (tmp_path / "packed" / "records.jsonl").write_text("no archive")
+    (tmp_path / "packed" / "records.jsonl.gz").write_text("no archive")
     runs = collect_runs([tmp_path])
     assert len(runs.frame) == 1
-    archive = f"{tmp_path.name}/packed/records.jsonl"
-    assert runs.notices == (
-        f"{archive} is left out: {archive} is not an archive of runs: make one with `polarstep pack`",
-    )
-    with pytest.raises(StorageError, match="is not an archive of runs"):
-        collect_runs([tmp_path / "packed" / "records.jsonl"])
+    archive = f"{tmp_path.name}/packed/records.jsonl.gz"
+    (notice,) = runs.notices
+    assert notice.startswith(f"{archive} is left out: {archive} cannot be read as records")
+    with pytest.raises(StorageError, match="cannot be read as records"):
+        collect_runs([tmp_path / "packed" / "records.jsonl.gz"])
 
 
 def test_csv_keeps_every_digit_and_every_run(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from polarstep_lab.config import RunConfig
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.optimizers.build import optimizer_gflops
+from polarstep_lab.records import read
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
 from polarstep_lab.records.settings import setting_of
@@ -19,7 +21,8 @@ from polarstep_lab.report import summary_of
 from polarstep_lab.storage import StorageError
 
 ROOT = Path(__file__).resolve().parents[3]
-PUBLISHED = sorted(folder for folder in (ROOT / "results").iterdir() if [*folder.rglob(ARCHIVE)])
+STUDIES = sorted(path.parent for path in (ROOT / "results").glob(f"*/{ARCHIVE}"))
+PUBLISHED = [folder for folder in STUDIES if find_runs([folder])]
 
 
 @pytest.mark.parametrize("folder", PUBLISHED, ids=lambda folder: folder.name)
@@ -52,12 +55,19 @@ def test_the_gflops_of_every_record_are_the_ledgers():
 
 
 def test_records_carry_no_path_of_a_machine():
-    for folder in PUBLISHED:
-        for path in [*folder.rglob("*.jsonl"), *folder.glob("*.md")]:
-            found = re.search(
-                r"(?<![\w./~-])/(?:home|root|tmp|mnt|Users|work)/\S+", path.read_text()
-            )
-            assert not found, f"{path.relative_to(ROOT)}: {found[0]}"
+    for folder in STUDIES:
+        readme = (folder / "README.md").read_text(encoding="utf-8")
+        for text in (readme, gzip.decompress((folder / ARCHIVE).read_bytes()).decode()):
+            found = re.search(r"(?<![\w./~-])/(?:home|root|tmp|mnt|Users|work)/\S+", text)
+            assert not found, f"{folder.name}: {found[0]}"
+
+
+def test_every_line_says_what_it_is_of():
+    for folder in STUDIES:
+        for line in read(folder):
+            assert line["study"] == folder.name
+            assert {"kind", "part", "variant", "config"} <= line.keys()
+            assert line["kind"] != "run" or "name" in line or "program" in line
 
 
 def test_a_folder_without_runs_is_an_error(tmp_path):
