@@ -269,6 +269,25 @@ class Muon(Checkpointed):
         known = self._origin
         return routes_of(self.param_groups, known.reasons, known.left_out, choice, self._measured)
 
+    def __repr__(self) -> str:
+        """A line for each role and rule; :attr:`routes` has a row for each parameter."""
+        found: dict[tuple[str, str], list[Tensor]] = {}
+        for group in self.param_groups:
+            algorithm, factor = group["algorithm"], group["lr_factor"]
+            if algorithm == "muon":
+                parts = [group["polar"], *([group["transform"]] if group["transform"] else [])]
+                rule = f"Muon with {', '.join(type(part).__name__ for part in parts)}"
+            else:
+                rule = ELEMENTWISE[algorithm].__name__
+            times = " × a factor to be measured" if factor is None else f" × {factor:.3g}"
+            told = f"{rule}, lr {float(group['lr']):g}{'' if factor == 1 else times}"
+            found.setdefault((group.get("role") or algorithm, told), []).extend(group["params"])
+        lines = [
+            f"  {role}: {told}, {sum(p.numel() for p in params):,} parameters in {len(params)} tensors"
+            for (role, told), params in found.items()
+        ]
+        return "\n".join([f"{type(self).__name__} (", *lines, ")"])
+
     def _repr_html_(self) -> str:
         return self.routes._repr_html_()
 

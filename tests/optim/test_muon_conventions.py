@@ -17,6 +17,7 @@ from torch import nn
 from torch.optim import lr_scheduler as schedulers
 
 from polarstep import (
+    AdamW,
     Exact,
     LowRank,
     Muon,
@@ -478,3 +479,16 @@ def test_a_parameter_that_is_taken_out_is_let_go(polar):
     optimizer.step()
     gc.collect()
     assert gone() is None
+
+
+def test_print_has_a_line_for_each_role():
+    optimizer = muon_for(mlp(8, 8, 8, 2), heads=AdamW(lr=1e-3))
+    assert str(optimizer) == (
+        "Muon (\n"
+        "  hidden: Muon with Auto, NormalizedRows, lr 0.02, 128 parameters in 2 tensors\n"
+        "  head: AdamW, lr 0.02 × 0.05, 16 parameters in 1 tensors\n"
+        "  vector: AdamW, lr 0.02 × 0.15, 18 parameters in 3 tensors\n"
+        ")"
+    )
+    embedding = muon_for(nn.Sequential(nn.Embedding(9, 4), *mlp(4, 4, 4)))
+    assert "embedding: AdamW, lr 0.02 × a factor to be measured, 36 parameters" in str(embedding)
