@@ -27,8 +27,8 @@ from polarstep.context import user_stacklevel
 from polarstep.gradients import Work
 from polarstep.groups import Group, check_whole, named_params
 from polarstep.others import ELEMENTWISE
+from polarstep.ranks.collectives import has_ranks
 from polarstep.ranks.layout import is_sharded
-from polarstep.ranks.unstarted import has_ranks
 from polarstep.state import State
 
 __all__ = [

@@ -46,7 +46,6 @@ from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.over_ranks import StepOverRanks
 from polarstep.ranks.plans import AskedPlan
-from polarstep.ranks.unstarted import Arrivals, has_ranks
 from polarstep.rates import ShapeScale, measure, measured_factor, to_be_measured
 from polarstep.routing.choices import Routed
 from polarstep.routing.origin import Origin, split_by_rule
@@ -221,7 +220,6 @@ class Muon(Checkpointed):
         self._origin = Origin()  # muon_for puts another one here
         self._measured: dict[str, float | None] = {}  # lr_factor by the name of a group
         self._sizes = Sizes()
-        self._arrivals = Arrivals()
         self._warnings = MistakeWarnings()
 
     def _started_with(self) -> dict[str, Any]:
@@ -255,8 +253,6 @@ class Muon(Checkpointed):
                 numbers of parameters, states of other shapes, or options that are not accepted.
         """
         super().load_state_dict(state_dict)
-        self._over_ranks.loaded = True
-        self._arrivals.note(self.param_groups, self.state)
         self._warnings.loaded(self.param_groups, self.state)
         for group in self.param_groups:
             if group.get("name") in self._measured:
@@ -372,10 +368,6 @@ class Muon(Checkpointed):
 
     def _update_groups(self) -> None:
         error = self._error_of_changes()
-        # Placeholders are written where there are ranks. While a graph is captured, no values are read.
-        may_arrive = has_ranks() and not in_a_graph()
-        if may_arrive:
-            self._arrivals.drop_placeholders(self.param_groups, self.state)
         spread = self._distribution.spread(self.param_groups)
         if spread and in_a_graph():
             refuse_shared()
@@ -396,8 +388,6 @@ class Muon(Checkpointed):
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
         increment_version(p for work in works for p in work.params)
-        if may_arrive:
-            self._arrivals.note_first(self.param_groups, self.state)
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.end_step(self.param_groups)

@@ -1,4 +1,4 @@
-"""Entries that stand for a state that does not exist yet: made like the real ones, and dropped alone."""
+"""Entries of a checkpoint for a state that does not exist yet are like those of a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import torch
 from tests.spectra import gaussian
 
 import polarstep as ps
-from polarstep import optimizer as muon
-from polarstep.ranks import unstarted
-from polarstep.ranks.unstarted import drop_placeholders, placeholders
+from polarstep.checkpoints.unstarted import with_all_entries
 
 STEPS = 65  # the peak of a momentum is first taken at step 64
 
@@ -24,7 +22,7 @@ def test_placeholders_are_like_the_state_after_training(kept, given, shape, tran
     options = {"transform": transform, "momentum_dtype": kept, "rounding": rounding}
     optimizer = ps.Muon([p], polar=ps.NewtonSchulz(1, "quintic"), **options)
     (group,) = optimizer.param_groups
-    expected = placeholders(group, p, {})
+    expected = with_all_entries(group, p, {})
     p.grad = torch.ones_like(p)
     for _ in range(STEPS):
         optimizer.step()
@@ -43,7 +41,7 @@ def test_placeholders_of_element_wise_rules_are_like_the_state_of_a_step(
     p = torch.nn.Parameter(gaussian(64).to(given))
     optimizer = ps.Muon([{"params": [p], "algorithm": algorithm, "rounding": rounding}])
     (group,) = optimizer.param_groups
-    expected = placeholders(group, p, {})
+    expected = with_all_entries(group, p, {})
     p.grad = torch.ones_like(p)
     optimizer.step()
     assert {name: (X.dtype, X.shape) for name, X in optimizer.state[p].items()} == {
@@ -51,58 +49,21 @@ def test_placeholders_of_element_wise_rules_are_like_the_state_of_a_step(
     }
 
 
-CARRIES = {"polar": ps.LowRank(8, sketch=ps.Warm(), always_sketch=True)}
-
-
-@pytest.mark.parametrize("kept", [None, torch.int8], ids=str)
-def test_a_carry_of_nan_beside_a_momentum_of_nan_stays(kept):
-    p = torch.nn.Parameter(gaussian(64, 128).float())
-    optimizer = ps.Muon([p], **CARRIES, transform=ps.NormalizedRows(), momentum_dtype=kept)
-    for broken in (False, True):
-        p.grad = gaussian(64, 128, seed=1).float()
-        p.grad[0, 0] = torch.nan if broken else 0.0
-        optimizer.step()
-    assert optimizer.state[p]["basis"].isnan().all()
-    assert optimizer.state[p]["rows"].isnan().any()
-    before = set(optimizer.state[p])
-    drop_placeholders(optimizer.param_groups, optimizer.state)
-    assert set(optimizer.state[p]) == before
-
-
-@pytest.mark.parametrize("kept", [None, torch.int8], ids=str)
-def test_placeholders_are_dropped(kept):
-    p = torch.nn.Parameter(gaussian(64, 128).float())
-    optimizer = ps.Muon([p], **CARRIES, transform=ps.NormalizedRows(), momentum_dtype=kept)
-    (group,) = optimizer.param_groups
-    state = {p: placeholders(group, p, {})}
-    assert {"basis", "rows"} <= set(state[p])
-    drop_placeholders([group], state)
-    assert not {"basis", "rows"} & set(state[p])
-
-
-def test_a_step_reads_a_state_from_outside_once(monkeypatch):
-    """To read values at every step, the host would wait for the GPU."""
-    p, q = (torch.nn.Parameter(gaussian(64, 128).float()) for _ in range(2))
-    optimizer = ps.Muon([p, q], **CARRIES)
-    (group,) = optimizer.param_groups
-    read = []
-
-    def noted(groups, state):
-        read.append(len(state))
-        drop_placeholders(groups, state)
-
-    monkeypatch.setattr(unstarted, "drop_placeholders", noted)
-    monkeypatch.setattr(muon, "has_ranks", lambda: True)
-
-    def looked(*, late):
-        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q) if late else None
-        read.clear()
-        optimizer.step()
-        return sum(read)
-
-    assert [looked(late=False), looked(late=True), looked(late=True)] == [0, 0, 0]
-    optimizer.state[q] = placeholders(group, q, {})
-    assert [looked(late=True), looked(late=True)] == [1, 0]
-    assert not q.isnan().any()
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert looked(late=True) == 0
+@pytest.mark.parametrize("shape", [(24, 32), (3, 24, 32)], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"polar": ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True)},
+        {"polar": ps.Deflated(ps.LowRank(4, 2, sketch=ps.Warm(), always_sketch=True))},
+        {"transform": ps.NormalizedRows()},
+    ],
+    ids=["warm", "deflated", "rows"],
+)
+def test_placeholders_are_what_a_gradient_of_zero_leaves(shape, options):
+    p = torch.nn.Parameter(gaussian(*shape))
+    optimizer = ps.Muon([p], **options)
+    expected = with_all_entries(optimizer.param_groups[0], p, {})
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    for name, X in optimizer.state[p].items():
+        torch.testing.assert_close(expected[name], X, atol=0, rtol=0)

@@ -24,6 +24,7 @@ from polarstep.checkpoints.matching import (
     told_of_mixed,
 )
 from polarstep.checkpoints.plain import decoded_group, encoded, encoded_group
+from polarstep.checkpoints.unstarted import with_all_entries
 from polarstep.context import user_stacklevel
 from polarstep.groups import Group, check_params, named_params
 from polarstep.maps import Finder, PolarMap, sketches
@@ -31,7 +32,7 @@ from polarstep.maps.sketches import Sketch
 from polarstep.mistakes import check_shapes
 from polarstep.options import check_new_options, defaults_for, known_options
 from polarstep.others import ELEMENTWISE, check_buffers, counter_device
-from polarstep.ranks.unstarted import drop_placeholders, has_ranks, placeholders
+from polarstep.ranks.collectives import has_ranks
 from polarstep.state import MOMENTUM_STATE, State, momentum_dtype, name_of, stored_dtype
 from polarstep.transforms import NormalizedRows
 
@@ -81,7 +82,7 @@ class Checkpointed(Optimizer):
         def first(_: Optimizer, content: dict[str, Any]) -> dict[str, Any]:
             """Make plain data of what torch has, before the user's hooks."""
             if has_ranks():
-                content = content | {"state": self._with_placeholders(content["state"])}
+                content = content | {"state": self._with_all_entries(content["state"])}
             groups = [encoded_group(group) for group in content["param_groups"]]
             return content | {"param_groups": groups}
 
@@ -103,7 +104,7 @@ class Checkpointed(Optimizer):
                 "out of its group, take its state out too, by optimizer.state.pop(parameter)"
             )
 
-    def _with_placeholders(self, state: dict[int, Any]) -> dict[int, Any]:
+    def _with_all_entries(self, state: dict[int, Any]) -> dict[int, Any]:
         """``state`` with the entries that a checkpoint of several ranks must have.
 
         The parameters come in the order of the groups on every rank, since ranks gather them one after
@@ -111,7 +112,7 @@ class Checkpointed(Optimizer):
         """
         numbered = enumerate((group, p) for group in self.param_groups for p in group["params"])
         found = {
-            index: placeholders(group, p, state.get(index, {}))
+            index: with_all_entries(group, p, state.get(index, {}))
             for index, (group, p) in numbered
             if p.requires_grad or state.get(index)
         }
@@ -167,7 +168,6 @@ class Checkpointed(Optimizer):
                     value = of_parameter.get(name)
                     if isinstance(value, Tensor):
                         self.state[p][name] = value.to(p.device, copy=True)
-        drop_placeholders(self.param_groups, self.state)
 
     def _decoded(self, saved: Sequence[Group]) -> list[Group]:
         """The groups of a checkpoint with maps and other objects, and with this optimizer's names.

@@ -9,12 +9,10 @@ parts        which rank computes which matrix, and what travels to it and back
 exchange     how M gets to the ranks that compute T, and T back; on a GPU with owned_graph
 local_shard  this rank's part of a parameter, where it consists of whole matrices
 carries      what a map carries from step to step, in parts
-unstarted    entries of a checkpoint for parameters that were never updated
 
 What these and a step of one process need:
 
-status       what ranks agree on before a step: gradients, and errors
-copies       plain parameters that should be alike on all ranks, and are not
+agree        what ranks agree on before and after a step: gradients, options, copies, and errors
 layout       where the parts of a parameter lie, read once from its mesh and placements
 collectives  all-to-all, all-gather, and where ranks meet on the host
 """

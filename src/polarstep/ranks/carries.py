@@ -8,19 +8,18 @@ another way is read as it is, and stored in this way by the next step.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from polarstep import rng
-from polarstep.bucket import BucketKey, Member
-from polarstep.maps import Draw
-from polarstep.maps.base import numbers_for
+from polarstep.bucket import BucketKey, Draws, Member
+from polarstep.maps import Draw, MapState
 from polarstep.ranks.layout import Layout, is_sharded, local, whole, wrapped
 from polarstep.state import State, entry, written_over
 
-__all__ = ["found", "placements", "put", "shapes_of", "spans"]
+__all__ = ["after_zeros", "found", "placements", "put", "shapes_of", "spans"]
 
 # Shapes of carries by map and shape of the matrices.
 _SHAPES: dict[Any, dict[str, tuple[int, ...]]] = {}
@@ -33,14 +32,18 @@ def shapes_of(signature: BucketKey, dtype: torch.dtype) -> dict[str, tuple[int, 
         return {}
     key = (its.polar, its.m, its.n, its.device, dtype)
     if key not in _SHAPES:
-        zero = torch.zeros(1, its.m, its.n, device=its.device, dtype=dtype)
-        numbers = None
-        if its.polar.traits.draws != "never":
-            numbers = numbers_for(its.polar, zero, rng.generator("shapes", device=its.device))
-        first = its.polar.init(1, its.m, its.n, its.device, dtype)
-        _, left = its.polar.step(zero, first, Draw(numbers))
+        left = after_zeros(signature, dtype)
         _SHAPES[key] = {name: tuple(tensor.shape[1:]) for name, tensor in left.items()}
     return _SHAPES[key]
+
+
+def after_zeros(signature: BucketKey, dtype: torch.dtype) -> MapState:
+    """What the first step leaves for one matrix of zeros."""
+    its = replace(signature, resumed=False)
+    zero = torch.zeros(1, its.m, its.n, device=its.device, dtype=dtype)
+    first = its.polar.init(1, its.m, its.n, its.device, dtype)
+    _, left = its.polar.step(zero, first, Draw(Draws().numbers(its)))
+    return left
 
 
 def placements(p: Any, count: int, shape: tuple[int, ...]) -> list[Any]:

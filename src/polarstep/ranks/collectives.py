@@ -20,6 +20,7 @@ __all__ = [
     "Arriving",
     "exchange",
     "from_words",
+    "has_ranks",
     "largest_of_ranks",
     "lend",
     "meet",
@@ -40,6 +41,11 @@ LOOKED_FOR = 3.0
 # Ranks share what they have by one all-gather, of as much from each as from the rank that has most.
 # Where they would send more than this many times what there is, each sends its own.
 MOST_PADDED = 2
+
+
+def has_ranks() -> bool:
+    """Whether this process is one of the ranks of a run."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def lend(ranks: tuple[int, ...], group: Any) -> None:

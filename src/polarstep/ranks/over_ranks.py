@@ -7,33 +7,20 @@ An error inside that share is raised by all ranks together when the step ends.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from polarstep.bucket import Draws, Observed, PolarHook
-from polarstep.context import user_stacklevel
 from polarstep.engines.replay import ReplayedStep
 from polarstep.gradients import Work, check_gradients, collect
-from polarstep.groups import NAMELESS, Group, named_params
+from polarstep.groups import Group, named_params
 from polarstep.muon import step
 from polarstep.options import CheckedOptions
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
-from polarstep.ranks.alike import GroupOptions
-from polarstep.ranks.copies import Watch, words_of_differences
+from polarstep.ranks.agree import Agreement, all_finite
 from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.layout import Layout
-from polarstep.ranks.status import (
-    Agreement,
-    Common,
-    Report,
-    agreed,
-    all_finite,
-    in_common,
-    stop_together,
-)
-from polarstep.ranks.unstarted import drop_placeholders
 from polarstep.state import State
 
 __all__ = ["StepOverRanks"]
@@ -44,18 +31,10 @@ class StepOverRanks:
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
+        self._agreement = Agreement(distribution.plan)
         self._failure: Exception | None = None
-        self._agreement = Agreement()  # of the ranks, about this step
-        self._options = GroupOptions(distribution.plan)
         self._checked = CheckedOptions()
-        # What this rank has in common with others, and the list and groups that it was made from.
-        self._common: list[Common] = []
-        self._made_from: tuple[Sequence[tuple[Tensor, Layout]], list[int]] = ((), [])
-        # Whether a state may have come since the last step, as by load_state_dict. A copy may hold one.
-        self.loaded = True
-        self._differences: str | None = None  # between copies on ranks, in words
-        self._watch = Watch()
-        self._warned = False  # of differences, since a state has come
+        self._checked_for: Sequence[tuple[Tensor, Layout]] = ()
         self._is_sharded = False  # whether a parameter is a DTensor on this rank alone
 
     def collected(
@@ -83,9 +62,10 @@ class StepOverRanks:
             return [collect(group) for group in groups]
         self._failure = None
         try:
-            if spread is not self._made_from[0]:
+            if spread is not self._checked_for:
                 for p, layout in spread:
                     layout.check_part(p)
+                self._checked_for = spread
             for number, group in enumerate(groups):
                 self._checked.check(number, group)
                 check_gradients(group)
@@ -94,22 +74,11 @@ class StepOverRanks:
                     prepare_elementwise(_prepared(group, given), state)
         except Exception as found:  # raised on all ranks together
             error = error or found
-        layouts = {id(p): layout for p, layout in spread}
-        steps = [group.get("step", 0) for group in groups]
-        options = lambda i: self._options.of(i, groups[i])  # noqa: E731
-        states = lambda its: _state_codes(its, groups, state)  # noqa: E731
-        report = Report(steps, options, states, error, hooked, self.loaded, everywhere)
-        sizes = [len(group["params"]) for group in groups]
-        common = self._in_common(groups, spread, sizes)
-        self._agreement = agreed(common, report)
-        self._common, self._made_from = common, (spread, sizes)
-        self.loaded = False
-        if self._agreement.loaded:
-            drop_placeholders(groups, state, self._agreement.loaded)
-            self._differences = words_of_differences(common, self._agreement.loaded)
-            self._warned = False
-        self._watch.look(common, layouts, groups)
+        self._agreement.before_step(
+            groups, state, spread, error=error, hooked=hooked, everywhere=everywhere
+        )
         works = [collect(group, self._agreement.with_gradient) for group in groups]
+        layouts = {id(p): layout for p, layout in spread}
         all_finite(
             (flag, layouts[id(p)])
             for work in works
@@ -117,17 +86,6 @@ class StepOverRanks:
             if id(p) in layouts
         )
         return works
-
-    def _in_common(
-        self, groups: list[Group], spread: Sequence[tuple[Tensor, Layout]], sizes: list[int]
-    ) -> list[Common]:
-        if self._made_from[0] is spread and self._made_from[1] == sizes:
-            return self._common
-        named = [
-            [(None if name.startswith(NAMELESS) else name, p) for name, p in named_params(group)]
-            for group in groups
-        ]
-        return in_common(spread, named)
 
     def has_gradient(self, p: Tensor) -> bool:
         """Whether this rank, or another at the last step, has a gradient of ``p``."""
@@ -184,50 +142,8 @@ class StepOverRanks:
             self._failure = self._failure or error
 
     def end_step(self, groups: list[Group]) -> None:
-        """Raise on all ranks if one of them has failed in its share of the step.
-
-        Warn of parameters that should be copies of one another and are not.
-        """
-        taken = max((group.get("step", 0) for group in groups), default=0)
-        end = f"the end of step {max(0, taken - 1)} of the optimizer"
-        largest = stop_together(
-            self._common, self._agreement.back, self._failure, end, self._watch.told()
-        )
-        told, self._differences = self._differences or self._watch.words(largest), None
-        if told is not None and not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"{told} differ between ranks. Copies of a parameter, as with process_group=… or HSDP, "
-                "must have the same values and the same gradients on all ranks, or each goes on with a "
-                "model of its own. Expected DistributedDataParallel(model), which sends the values of "
-                "rank 0 to all and averages the gradients in every backward pass outside no_sync(), or "
-                "fully_shard, without set_requires_all_reduce(False) in the last backward pass before a "
-                "step; without such copies, give no process_group",
-                stacklevel=user_stacklevel(),
-            )
-
-
-def _state_codes(its: Common, groups: list[Group], state: State) -> list[int]:
-    """How many of the entries that ranks exchange the state of each parameter has."""
-    names: dict[int, tuple[str, ...]] = {}
-    for i in its.groups:
-        group = groups[i]
-        if group["algorithm"] == "muon":
-            names |= dict.fromkeys(map(id, group["params"]), _exchanged(group))
-    return [
-        sum(name in state[p] for name in names.get(id(p), ())) if p in state else 0
-        for p in its.params
-    ]
-
-
-def _exchanged(group: Group) -> tuple[str, ...]:
-    """The entries of the state of a parameter in a Muon group of which ranks may exchange parts."""
-    transform = group["transform"]
-    return (
-        "momentum_buffer",
-        *group["polar"].traits.carries,
-        *(transform.carries if transform else ()),
-    )
+        """Raise on all ranks if one of them has failed in its share of the step."""
+        self._agreement.after_step(groups, self._failure)
 
 
 def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
