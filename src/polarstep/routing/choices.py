@@ -26,6 +26,7 @@ from polarstep.options import check_lr
 from polarstep.others import Elementwise, beside, no_rule
 from polarstep.rates import ShapeScale, in_proportion, usual_factor
 from polarstep.routing.anatomy import Anatomy, Site, dissect
+from polarstep.routing.heads import cut_into_heads
 from polarstep.routing.roles import ROLES, Role, find_role
 from polarstep.routing.weights import Cut, Form, find_adapter, form_of
 
@@ -62,6 +63,8 @@ class Choices:
     layouts: Mapping[str, Layout]
     rules: Sequence[tuple[Matcher, Target]]
     shape_scale: ShapeScale
+    per_head: tuple[str, ...] = ()
+    """The projections of attention that are cut into heads: some of q, k, v and o."""
 
     def routed(self, anatomy: Anatomy) -> list[Routed]:
         """Every parameter of a model; raises for an argument that matches none of them."""
@@ -98,6 +101,12 @@ class Choices:
                 target, rule = chosen[site]
                 why = f"{found.role}, by {rule}"
             cut = None
+            headed = None
+            if self.per_head and is_muon(target) and site not in cuts:
+                headed = cut_into_heads(site, form, self.per_head)
+            if headed is not None:
+                form = headed
+                why = f"{why}, per head"
             if site in cuts:
                 cut = cuts[site][1]
                 if is_muon(target):
@@ -110,6 +119,13 @@ class Choices:
                 if adapter.transposed and site not in forms and site not in cuts:
                     options["layout"] = "transposed"
             everything.append(Routed(site, found.role, form, target, why, options, cut))
+        if self.per_head and not later and not any("per head" in r.form.how for r in everything):
+            model = type(anatomy.root.module).__name__
+            raise ValueError(
+                f"per_head: no projection of attention was found in {model}: "
+                "expected layers such as q_proj, query or qkv; give "
+                'splits={"*.name.weight": 12} for 12 heads'
+            )
         return everything
 
     def grouped(self, routed: Sequence[Routed]) -> list[Group]:

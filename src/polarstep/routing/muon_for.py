@@ -28,6 +28,7 @@ from polarstep.ranks.plans import AskedPlan
 from polarstep.rates import ShapeScale
 from polarstep.routing.anatomy import dissect, innermost
 from polarstep.routing.choices import Choices, Matcher, Parts, Routed, Target, check_shaped, is_muon
+from polarstep.routing.heads import LETTERS
 from polarstep.routing.origin import Origin
 from polarstep.routing.routes import Route, left_out
 from polarstep.transforms import NormalizedRows, Transform
@@ -79,6 +80,7 @@ def muon_for(
     routers: Elementwise | None = None,
     vectors: Elementwise | None = None,
     splits: Mapping[str, Parts] | None = None,
+    per_head: bool | Sequence[str] = False,
     layouts: Mapping[str, Layout] | None = None,
     rules: Sequence[tuple[Matcher, Target]] = (),
     momentum_dtype: torch.dtype | None = None,
@@ -132,6 +134,9 @@ def muon_for(
             projection, and ``{"rows": (64, 64, 64), "repeats": 12}`` for parts that come in turn, head
             by head. Fused weights whose shapes say how they are fused are cut without an entry here; the
             value ``1`` leaves them whole.
+        per_head: ``True`` gives each head of attention a polar factor of its own: q, k and v are cut
+            along their outputs, the projection back along its inputs. A tuple of ``"q"``, ``"k"``,
+            ``"v"`` and ``"o"`` cuts these alone. ``splits`` win where both are about a weight.
         layouts: weights that are to be read otherwise than their module suggests, by such patterns:
             ``{"*.proj.weight": "transposed"}`` for weights stored inputs × outputs, or another
             ``layout`` of :class:`polarstep.Muon`.
@@ -197,6 +202,7 @@ def muon_for(
         {} if layouts is None else layouts,
         rules,
         shape_scale,
+        _letters(per_head),
     )
     everything = choices.routed(anatomy)
     routed = [r for r in everything if r.site.parameter.requires_grad]
@@ -232,6 +238,22 @@ def muon_for(
         vectors=vectors or others,
     )
     return optimizer
+
+
+def _letters(per_head: bool | Sequence[str]) -> tuple[str, ...]:
+    """The projections that the argument ``per_head`` names."""
+    if isinstance(per_head, bool):
+        return LETTERS if per_head else ()
+    if (
+        not isinstance(per_head, Sequence)
+        or isinstance(per_head, str)
+        or set(per_head) - {*LETTERS}
+    ):
+        raise ValueError(
+            f"per_head={per_head!r}: expected True, False or some of "
+            f"""{", ".join(map(repr, LETTERS))}, as ("q", "k")"""
+        )
+    return tuple(per_head)
 
 
 def _check_cuts(routed: Sequence[Routed]) -> None:

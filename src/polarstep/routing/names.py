@@ -105,10 +105,16 @@ CODEGEN_BLOCKS = 4
 UNCERTAIN = re.compile(r"query_key_value|linear_qkv|qkvz|qkvg")
 
 NUM_HEADS = ("num_heads", "num_attention_heads", "n_head", "n_heads", "heads", "num_q_heads")
-NUM_KV_HEADS = ("num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_heads", "num_heads_kv")
-HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "d_head", "attention_head_size")
+NUM_KV_HEADS = (
+    *("num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_heads", "num_heads_kv"),
+    "num_query_groups",
+)
+HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "d_head", "attention_head_size", "kv_channels")
 # torchtitan's name for the number of query heads that come before each key and value.
 PER_GROUP = "heads_per_kv"
+# Megatron's name for the width of a head; its attention stores q, k and v by groups of heads, as
+# torchtitan's does, and each rank has some of the groups.
+MEGATRON_WIDTH = "hidden_size_per_attention_head"
 GATED_WIDTHS = (
     "intermediate_size",
     "intermediate_dim",
@@ -117,6 +123,24 @@ GATED_WIDTHS = (
     "ffn_dim",
     "d_inner",
 )
+
+# --- projections of attention that are layers of their own
+
+# The letter of a projection by the name of its layer; kv_b_proj and fused names are above.
+PROJECTIONS = {
+    letter: re.compile(
+        rf"^(to_|add_|linear_|w_?)?{letter}(_proj|_lin|_linear|_attn|_b_proj|_b|_up_proj|_proj_weight)?$"
+        rf"|^{word}(_proj|_layer)?$",
+        re.IGNORECASE,
+    )
+    for letter, word in (("q", "query"), ("k", "key"), ("v", "value"))
+}
+PROJECTIONS["o"] = re.compile(
+    r"^(o|out|c|linear|attn)_proj$|^(to_|attn_|linear_)?out$|^out_lin(ear)?$|^dense$|^w_?o$|^o$"
+    r"|^proj(_out)?$|^linear_proj$|^output$",
+    re.IGNORECASE,
+)
+ATTENTION_MODULES = re.compile(r"attn|attention", re.IGNORECASE)
 
 # --- weights that are stored inputs × outputs
 

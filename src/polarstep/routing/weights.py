@@ -37,6 +37,7 @@ from polarstep.routing.names import (
     LATENT,
     LORA_FACTOR,
     LORA_MAGNITUDE,
+    MEGATRON_WIDTH,
     NORMS,
     NUM_HEADS,
     NUM_KV_HEADS,
@@ -59,6 +60,7 @@ __all__ = [
     "is_other_part",
     "is_typed",
     "kind_of",
+    "number_near",
 ]
 
 
@@ -69,6 +71,8 @@ class Cut:
     outputs: tuple[int, ...] | None = None
     columns: tuple[int, ...] | None = None
     repeats: int = 1
+    letters: str = ""
+    """Which projections the outputs are, a letter each: ``"qkv"``; empty if they are no attention's."""
 
     @property
     def options(self) -> dict[str, object]:
@@ -137,7 +141,8 @@ def form_of(site: Site) -> Form:
         cut, parts = fused
         return Form(layout, cut, what, f": {parts}")
     if isinstance(module, nn.MultiheadAttention) and use.label == "in_proj_weight":
-        return Form(cut=Cut((rows // 3,) * 3), what="q, k, v of MultiheadAttention")
+        cut = Cut((rows // 3,) * 3, letters="qkv")
+        return Form(cut=cut, what="q, k, v of MultiheadAttention")
     if isinstance(module, RECURRENT) and not use.label.startswith("weight_hr"):
         gates = rows // module.hidden_size
         if gates > 1:
@@ -251,94 +256,109 @@ def _named_fused(node: Node) -> Node:
 
 def _pair(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     """Two projections in one weight, k and v or q and k."""
-    parts = "q, k" if QUERY_KEY.search(name) else "k, v"
-    heads, keys, values = _number(use, NUM_HEADS), _number(use, ("key_dim",)), _values(use)
+    letters = "qk" if QUERY_KEY.search(name) else "kv"
+    parts = ", ".join(letters)
+    heads, keys, values = number_near(use.owner, NUM_HEADS), _keys(use), _values(use)
     if heads and keys and values and heads * (keys + values) == outputs:
-        return Cut((keys, values), repeats=heads), f"{parts} of {name}, head by head"
+        return Cut((keys, values), None, heads, letters), f"{parts} of {name}, head by head"
     reads = _reads(use)
-    return (Cut((reads,) * 2), f"{parts} of {name}") if reads and 2 * reads == outputs else None
+    if reads and 2 * reads == outputs:
+        return Cut((reads,) * 2, letters=letters), f"{parts} of {name}"
+    return None
+
+
+def _keys(use: Use) -> int | None:
+    """The width of one head's keys, where a module states it."""
+    return number_near(use.owner, ("key_dim",))
 
 
 def _values(use: Use) -> int | None:
     """The width of one head's values, which may differ from the width of its keys, as in LeViT."""
-    ratio, keys = _number(use, ("attention_ratio",)), _number(use, ("key_dim",))
-    return _number(use, ("val_dim",)) or (ratio * keys if ratio and keys else None)
+    ratio, keys = number_near(use.owner, ("attention_ratio",)), _keys(use)
+    return number_near(use.owner, ("val_dim",)) or (ratio * keys if ratio and keys else None)
 
 
 def _is_by_head(use: Use) -> bool:
     """Whether a module around the weight stores q, k and v head by head."""
-    modules = [node.module for node in _above(use)]
+    modules = [node.module for node in _above(use.owner)]
     return any(
         BY_HEAD.search(type(module).__name__)
         or getattr(module, "head_first", None) is True
-        or isinstance(getattr(module, PER_GROUP, None), int)
+        or any(isinstance(getattr(module, name, None), int) for name in (PER_GROUP, MEGATRON_WIDTH))
         for module in modules
     )
 
 
 def _is_attention_by_head(use: Use) -> bool:
     """As :func:`_is_by_head`, where the name of the weight leaves open that it is attention's."""
-    kinds = (type(node.module).__name__ for node in _above(use))
+    kinds = (type(node.module).__name__ for node in _above(use.owner))
     return _is_by_head(use) and any("Attention" in kind for kind in kinds)
 
 
 def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str]:
-    kinds = [type(node.module).__name__ for node in _above(use)]
+    kinds = [type(node.module).__name__ for node in _above(use.owner)]
     reads, found = _reads(use), f"q, k, v of {name}"
     if any(kind.startswith("CodeGen") for kind in kinds):
         part = outputs // (3 * CODEGEN_BLOCKS)
-        return Cut((part,) * 3, repeats=CODEGEN_BLOCKS), f"q, v, k of {name}"
+        return Cut((part,) * 3, None, CODEGEN_BLOCKS, "qvk"), f"q, v, k of {name}"
     if _is_by_head(use):
         cut = _by_head(use, outputs)
         if cut is None:
             return _flagged(name)
         return cut, f"{found}, head by head" if cut.repeats > 1 else found
-    heads, keys, values = _number(use, NUM_HEADS), _number(use, ("key_dim",)), _values(use)
+    heads, keys, values = number_near(use.owner, NUM_HEADS), _keys(use), _values(use)
     if heads and keys and values and heads * (2 * keys + values) == outputs:
-        return Cut((keys, keys, values), repeats=heads), f"{found}, head by head"
-    values = _number(use, ("value_dim",))
+        return Cut((keys, keys, values), None, heads, "qkv"), f"{found}, head by head"
+    values = number_near(use.owner, ("value_dim",))
     if keys and values and 2 * keys + values == outputs:
-        return Cut((keys, keys, values)), found
+        return Cut((keys, keys, values), letters="qkv"), found
     if UNCERTAIN.search(name):
         return _flagged(name)
     if reads:
         left = (outputs - reads) // 2
         if outputs == 2 * reads and _has_own_queries(use):
-            return Cut((reads,) * 2), f"k, v of {name}"
+            return Cut((reads,) * 2, letters="kv"), f"k, v of {name}"
         if left > 0 and reads + 2 * left == outputs and reads % left == 0:
-            return Cut((reads, left, left)), found
+            return Cut((reads, left, left), letters="qkv"), found
         if outputs == 1 + 2 * reads:  # a single query, as in MobileViT's separable attention
-            return Cut((1, reads, reads)), found
-    width = _number(use, HEAD_WIDTH)
-    groups = _number(use, NUM_KV_HEADS) or heads
+            return Cut((1, reads, reads), letters="qkv"), found
+    width = number_near(use.owner, HEAD_WIDTH)
+    groups = number_near(use.owner, NUM_KV_HEADS) or heads
     if heads and groups and width and (heads + 2 * groups) * width == outputs:
-        return Cut((heads * width, groups * width, groups * width)), found
+        return Cut((heads * width, groups * width, groups * width), letters="qkv"), found
     if outputs == 3 * inputs:
-        return Cut((inputs,) * 3), found
+        return Cut((inputs,) * 3, letters="qkv"), found
     return _flagged(name)
 
 
 def _by_head(use: Use, outputs: int) -> Cut | None:
     """q, k and v group by group, for groups of heads that share one k and one v."""
-    heads, known = _number(use, NUM_HEADS), _number(use, HEAD_WIDTH)
-    if (queries := _number(use, (PER_GROUP,))) and known:
-        repeats, rest = divmod(outputs, (queries + 2) * known)
-        return Cut((queries * known, known, known), repeats=repeats) if rest == 0 else None
-    for groups in (_number(use, NUM_KV_HEADS), heads):
-        if heads and groups and heads % groups == 0:
-            each = heads // groups
-            width, rest = divmod(outputs, groups * (each + 2))
-            if rest == 0 and known in (width, None):
-                return Cut((each * width, width, width), repeats=groups)
+    layer = use.owner
+    heads, groups = number_near(layer, NUM_HEADS), number_near(layer, NUM_KV_HEADS)
+    width, queries = number_near(layer, HEAD_WIDTH), number_near(layer, (PER_GROUP,))
+    if heads and (of_megatron := number_near(layer, (MEGATRON_WIDTH,))):
+        width, queries = of_megatron, heads // (groups or heads)
+    if queries and width:
+        repeats, rest = divmod(outputs, (queries + 2) * width)
+        return Cut((queries * width, width, width), None, repeats, "qkv") if rest == 0 else None
+    for count in (groups, heads):
+        if heads and count and heads % count == 0:
+            each = heads // count
+            found, rest = divmod(outputs, count * (each + 2))
+            if rest == 0 and width in (found, None):
+                return Cut((each * found, found, found), None, count, "qkv")
     return None
 
 
 def _latent(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     """Keys without position and values of multi-head latent attention, head by head."""
-    heads = _number(use, NUM_HEADS)
-    keys, values = _number(use, ("qk_nope_head_dim",)), _number(use, ("v_head_dim",))
+    heads = number_near(use.owner, NUM_HEADS)
+    keys, values = (
+        number_near(use.owner, ("qk_nope_head_dim",)),
+        number_near(use.owner, ("v_head_dim",)),
+    )
     if heads and keys and values and heads * (keys + values) == outputs:
-        return Cut((keys, values), repeats=heads), f"k, v of {name}, head by head"
+        return Cut((keys, values), None, heads, "kv"), f"k, v of {name}, head by head"
     return None
 
 
@@ -347,7 +367,7 @@ def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     reads = _reads(use)
     if reads == outputs:  # T5's first wi, without a gate
         return None
-    agrees = not odd and half in (reads, _number(use, GATED_WIDTHS))
+    agrees = not odd and half in (reads, number_near(use.owner, GATED_WIDTHS))
     if not agrees:
         return _flagged(name)
     if getattr(use.owner.module, "is_concatenated", True) is False:
@@ -357,15 +377,16 @@ def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
 
 def _input(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     """The input projection of a state-space layer, a gated convolution or a parallel block."""
-    parts = next((sizes for node in _above(use) if (sizes := _stated_parts(node.module))), ())
+    parts = next((sizes for node in _above(use.owner) if (sizes := _stated_parts(node.module))), ())
     if len(parts) > 1 and sum(parts) == outputs:
         return Cut(parts), f"{len(parts)} parts of {name}"
     reads = _reads(use)
     if reads and outputs in (2 * reads, 3 * reads):
         return Cut((reads,) * (outputs // reads)), f"{outputs // reads} parts of {name}"
     if reads and outputs > reads:
-        groups, states = _number(use, ("n_groups",)), _number(use, ("ssm_state_size", "d_state"))
-        heads = _number(use, NUM_HEADS)
+        groups = number_near(use.owner, ("n_groups",))
+        states = number_near(use.owner, ("ssm_state_size", "d_state"))
+        heads = number_near(use.owner, NUM_HEADS)
         if groups and states and heads:
             sizes = (reads, reads, groups * states, groups * states, heads)
             if sum(sizes) == outputs:
@@ -409,20 +430,20 @@ def has_heads_inside(use: Use, p: Tensor) -> bool:
     """
     if use.label == "weight" or p.ndim != 3:
         return False
-    heads, width = _number(use, NUM_HEADS), _number(use, HEAD_WIDTH)
+    heads, width = number_near(use.owner, NUM_HEADS), number_near(use.owner, HEAD_WIDTH)
     return (heads, width) == tuple(p.shape[1:]) and p.shape[0] >= p.shape[2]
 
 
-def _above(use: Use) -> Iterator[Node]:
+def _above(layer: Node) -> Iterator[Node]:
     """The layer and the two modules around it, innermost first."""
-    yield use.owner
-    for node, _ in zip(use.owner.ancestors(), range(2), strict=False):
+    yield layer
+    for node, _ in zip(layer.ancestors(), range(2), strict=False):
         yield node
 
 
-def _number(use: Use, names: tuple[str, ...]) -> int | None:
-    """The number that a module around the weight, or its configuration, has under one of ``names``."""
-    for node in _above(use):
+def number_near(layer: Node, names: tuple[str, ...]) -> int | None:
+    """The number that a module around a layer, or its configuration, has under one of ``names``."""
+    for node in _above(layer):
         for holder in (node.module, getattr(node.module, "config", None)):
             for name in names:
                 value = getattr(holder, name, None)
