@@ -796,17 +796,25 @@ def test_the_momentum_of_normuon_goes_on_and_its_moments_of_rows_are_named(trans
 @pytest.mark.parametrize(
     ("option", "value"), [("num_heads", 4), ("split_sizes", (2, 2)), ("split_sizes", [2, 2])]
 )
-def test_a_group_of_dions_that_cuts_its_matrices_is_refused(option, value):
-    """polarstep.Muon would have taken the polar factor of the whole matrix."""
-    theirs = dion([Parameter(gaussian(4, 3).float())]).state_dict()
+def test_a_group_of_dions_that_cuts_its_matrices_is_cut_alike(option, value):
+    """Its names say which weights; without names, muon_for could cut others."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 3))
+    theirs = dion([model[0].weight]).state_dict()
     expected = ps.convert.options(theirs)
-    theirs["param_groups"][0][option] = 1 if option == "num_heads" else None  # dion's "not cut"
+    (group,) = theirs["param_groups"]
+    group[option] = 1 if option == "num_heads" else None  # dion's "not cut"
     assert ps.convert.options(theirs) == expected
-    theirs["param_groups"][0][option] = value
+    group[option] = value
     with pytest.raises(
-        ValueError, match=rf"{option}=.* in the checkpoint: expected .*split_sizes="
+        ValueError, match=rf"{option}=.* without names.*muon_for\(model, per_head=True\)"
     ):
         ps.convert.options(theirs)
+    group["param_names"] = ["module.0.weight"]
+    found = ps.convert.options(theirs)
+    parts = 4 if option == "num_heads" else (2, 2)
+    assert found == expected | {"splits": {"0.weight": parts}}
+    matrix = ps.muon_for(model, **found).routes["0.weight"].matrix
+    assert matrix == ("4·(1×3)" if option == "num_heads" else "2·(2×3)")
 
 
 def test_a_run_with_a_scheduler_is_recognized():

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from polarstep.convert.formats import FORMATS, Format, check_checkpoint, source_of
+from polarstep.convert.formats import FORMATS, Format, check_checkpoint, names_in, source_of
 from polarstep.groups import Group, labelled_params
 from polarstep.matrix import Layout
 from polarstep.optimizer import Muon
@@ -80,7 +80,7 @@ def entries_of(theirs: Mapping[str, Any], source: str | None) -> list[Entry]:
     for group in theirs["param_groups"]:
         name_of_format = source_of(group, source)
         _check_direction(group)
-        for name, key in zip(_names(group), group["params"], strict=True):
+        for name, key in zip(names_in(group), group["params"], strict=True):
             state = theirs["state"].get(key, {})
             state = {what: value for what, value in state.items() if value is not None}
             entry = Entry(name, state, group, name_of_format)
@@ -88,17 +88,6 @@ def entries_of(theirs: Mapping[str, Any], source: str | None) -> list[Entry]:
             entries.append(entry)
     _check_keys(theirs)
     return entries
-
-
-def _names(group: Group) -> list[str | None]:
-    """The names of a group's parameters, or ``None`` for each of them if the group has no names.
-
-    ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` lists names in place of numbers.
-    """
-    keys = group["params"]
-    named = bool(keys) and all(isinstance(key, str) and not key.isdigit() for key in keys)
-    names = group.get("param_names") or (keys if named else [])
-    return list(names) or [None] * len(keys)
 
 
 def _check_direction(group: Group) -> None:

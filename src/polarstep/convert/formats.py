@@ -7,7 +7,7 @@ format, and :func:`options` returns the hyperparameters of a checkpoint's Muon, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,9 @@ import torch
 
 from polarstep.groups import Group
 from polarstep.maps import NewtonSchulz
+from polarstep.routing.anatomy import unwrapped
 
-__all__ = ["FORMATS", "Format", "check_checkpoint", "option_of", "options", "source_of"]
+__all__ = ["FORMATS", "Format", "check_checkpoint", "names_in", "option_of", "options", "source_of"]
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,17 @@ def check_checkpoint(theirs: object, several: str = "or a list of them") -> None
     )
 
 
+def names_in(group: Group) -> list[str | None]:
+    """The names of a group's parameters, or ``None`` for each of them if the group has no names.
+
+    ``torch.distributed.checkpoint.state_dict.get_optimizer_state_dict`` lists names in place of numbers.
+    """
+    keys = group["params"]
+    named = bool(keys) and all(isinstance(key, str) and not key.isdigit() for key in keys)
+    names = group.get("param_names") or (keys if named else [])
+    return list(names) or [None] * len(keys)
+
+
 # --- hyperparameters
 
 JORDAN = (3.4445, -4.775, 2.0315)
@@ -172,10 +184,8 @@ class _Steps:
     refusals: tuple[_Refusal, ...] = ()
 
 
-CUT = (
-    "expected matrices that are not cut; make a group with split_sizes=, or give muon_for its splits, "
-    "and convert the state alone"
-)
+# Options of dion's groups by which matrices are cut along their rows, with the values that cut nothing.
+CUT_BY = {"num_heads": (None, 1), "split_sizes": (None,)}
 STEPS: dict[str, _Steps] = {
     "torch": _Steps(
         {None: "spectral", "original": "spectral", "match_rms_adamw": "rms"},
@@ -196,8 +206,6 @@ STEPS: dict[str, _Steps] = {
                 "expected plain weight decay, which Muon here has; set weight_decay by hand and convert "
                 "the state alone",
             ),
-            _Refusal("num_heads", (None, 1), CUT),
-            _Refusal("split_sizes", (None,), CUT),
         ),
     ),
 }
@@ -205,6 +213,9 @@ STEPS: dict[str, _Steps] = {
 
 def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str, Any]:
     """The arguments of :class:`polarstep.Muon` and :func:`polarstep.muon_for` for a checkpoint's Muon.
+
+    Where dion's Muon cuts matrices, by ``num_heads`` or ``split_sizes``, the argument ``splits`` of
+    :func:`polarstep.muon_for` is among them.
 
     Args:
         theirs: the ``state_dict()`` of the other optimizer.
@@ -237,7 +248,24 @@ def options(theirs: Mapping[str, Any], *, source: str | None = None) -> dict[str
                     f"groups of the checkpoint have {key}={found[0][key]!r} and {value!r}: expected the "
                     "same for all; make groups of your own, and convert the state alone"
                 )
-    return found[0]
+    splits = {name: parts for group in groups for name, parts in _cuts(group)}
+    return found[0] | ({"splits": splits} if splits else {})
+
+
+def _cuts(group: Group) -> Iterator[tuple[str, Any]]:
+    """The names of a group's parameters, if it cuts them, and the parts of each."""
+    for option, whole in CUT_BY.items():
+        parts: Any = group.get(option)
+        if parts in whole:
+            continue
+        for name in names_in(group):
+            if name is None:
+                raise ValueError(
+                    f"{option}={parts} in a group of the checkpoint without names of parameters: "
+                    "expected names, by which muon_for finds them; make the optimizer with "
+                    "muon_for(model, per_head=True) or with splits=, and convert the state alone"
+                )
+            yield unwrapped(name), parts if isinstance(parts, int) else tuple(parts)
 
 
 def _has_muons_options(group: Group, theirs: Mapping[str, Any]) -> bool:
