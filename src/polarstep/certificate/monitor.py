@@ -16,6 +16,9 @@ the noise of single examples. The index indicates a heavy tail; it proves nothin
 
 from __future__ import annotations
 
+import json
+import math
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +34,6 @@ from polarstep.checked_values import check_integer
 from polarstep.groups import labelled_params
 from polarstep.optimizer import Muon
 from polarstep.ranks.layout import is_sharded, whole
-from polarstep.storage import JsonLines
 from polarstep.theory.tail_index import SMALLEST, hill
 
 __all__ = ["Monitor", "MonitorRow", "ScalarWriter"]
@@ -110,7 +112,9 @@ class Monitor:
             path.parent.mkdir(parents=True, exist_ok=True)
             # Rows are appended to the complete lines; a run that was killed may have left half a line.
             complete = path.read_bytes().rfind(b"\n") + 1 if path.exists() else 0
-            self._file = JsonLines(path, complete)
+            path.touch()
+            os.truncate(path, complete)
+            self._file = path.open("a", encoding="utf-8")
         self._step = _steps_of(optimizer)
         self._labels: dict[int, str] = {}  # the names of the chosen parameters, by their ids
         self._before: dict[Tensor, Tensor] = {}
@@ -130,7 +134,6 @@ class Monitor:
         self._stop_looking()
         self._before, self._previous = {}, {}
         if self._file is not None:
-            self._file.sync()
             self._file.close()
             self._file = None
 
@@ -210,10 +213,9 @@ class Monitor:
                 continue
             common: MonitorRow = {"step": step, "parameter": name, "shape": list(p.shape)}
             own = self._tail_of(p)
-            # A parameter that took another's place in this step, as after fully_shard, has no before.
-            if (before := self._before.get(p)) is not None:
-                ratio = update_ratio(whole(p.detach() - before), whole(before))
-                own = {"update_ratio": float(ratio), **own}
+            before = self._before[p]
+            ratio = update_ratio(whole(p.detach() - before), whole(before))
+            own = {"update_ratio": float(ratio), **own}
             matrices = seen.get(name, [{"block": 0}])
             for row in matrices:
                 self._write(common | row | own)
@@ -236,7 +238,9 @@ class Monitor:
     def _write(self, row: MonitorRow) -> None:
         self.rows.append(row)
         if self._file is not None:
-            self._file.write(row)
+            finite = {key: None if _is_unbounded(value) else value for key, value in row.items()}
+            self._file.write(json.dumps(finite, ensure_ascii=False, allow_nan=False) + "\n")
+            self._file.flush()
         if self._tensorboard is not None:
             name = row["parameter"] if row["block"] == 0 else f"{row['parameter']}[{row['block']}]"
             for column, value in row.items():
@@ -256,6 +260,11 @@ class Monitor:
 
     def _chooses(self, name: str) -> bool:
         return self._select is None or self._select(name)
+
+
+def _is_unbounded(value: object) -> bool:
+    """Whether ``value`` is a NaN or an infinity, which JSON does not have."""
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def _gradient(p: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from polarstep.storage import write_atomically
+from polarstep_lab.storage import write_atomically
 
 __all__ = ["heatmap"]
 

@@ -16,7 +16,7 @@ def need(what: str, *packages: str) -> None:
 
     >>> need("counting", "collections", "a_package_of_nobody")
     Traceback (most recent call last):
-    polarstep.storage.StorageError: counting needs 'a_package_of_nobody', which is not installed: ...
+    polarstep_lab.storage.StorageError: counting needs 'a_package_of_nobody', which is not installed: ...
     """
     for package in packages:
         if find_spec(package) is None:
