@@ -25,7 +25,7 @@ from triton.runtime.jit import JITFunction
 
 import polarstep as ps
 from polarstep import kernels, ops
-from polarstep.kernels import descriptors
+from polarstep.kernels import product as descriptors
 from polarstep.ops.triton import Triton
 
 __all__ = ["MAPS", "main"]

@@ -57,8 +57,8 @@ def test_kernels_run_from_ampere_on(gpu, capability, hip, runs):
 
 def test_float8_and_descriptors_ask_the_same_place(gpu):
     pytest.importorskip("triton")
-    from polarstep.kernels import descriptors
-    from polarstep.ops import float8
+    from polarstep.kernels import product as descriptors
+    from polarstep.ops import triton as float8
 
     X = OnGpu(torch.zeros(2, 512, 512, dtype=torch.bfloat16))
     for capability, hip, has in (((9, 0), None, True), ((8, 9), None, False), ((9, 4), "6", False)):
@@ -67,7 +67,7 @@ def test_float8_and_descriptors_ask_the_same_place(gpu):
             pytest.skip("the interpreter has descriptors whatever the GPU")
         assert descriptors.describable(X) == has
         assert descriptors.takes_large_tiles(GPU) == has
-        assert float8.suits(X, (3.0, -4.0, 2.0)) == has
+        assert float8.suits_eight_bits(X, (3.0, -4.0, 2.0)) == has
 
 
 class OnGpu(torch.Tensor):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from polarstep.kernels import descriptors
+from polarstep.kernels import product as descriptors
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep.kernels.descriptors import takes_large_tiles
-from polarstep.kernels.flat_step_norms import lifted_norm
+from polarstep.kernels.norms import lifted_norm
+from polarstep.kernels.product import takes_large_tiles
 from polarstep.maps.coefficients import polar_express, resolve
 from polarstep.ops import ops_of
 from polarstep.ops.base import Products, squared_norm

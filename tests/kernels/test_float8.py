@@ -26,7 +26,7 @@ EPS = 2.0**-4
 @pytest.fixture(autouse=True)
 def _descriptors_for_small_matrices(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     from polarstep.kernels import product
-    from polarstep.ops import float8 as eight_bits
+    from polarstep.ops import triton as eight_bits
 
     if device.type == "cuda" and torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("no tensor descriptors on this GPU")
@@ -245,7 +245,7 @@ def test_a_large_direction_that_the_head_missed_makes_the_step_small(device: tor
 
 
 def test_units_keep_every_square_in_range() -> None:
-    from polarstep.ops import float8 as eight_bits
+    from polarstep.ops import triton as eight_bits
 
     chain = eight_bits.squarings(FLAT)
     assert chain is not None
@@ -259,10 +259,10 @@ def test_units_keep_every_square_in_range() -> None:
 
 
 def test_small_odd_and_wide_numbers_do_not_suit(device: torch.device) -> None:
-    from polarstep.ops import float8 as eight_bits
+    from polarstep.ops import triton as eight_bits
 
     def suits(m: int, n: int, dtype: torch.dtype = torch.float16) -> bool:
-        return eight_bits.suits(torch.empty(1, m, n, dtype=dtype, device=device), FLAT)
+        return eight_bits.suits_eight_bits(torch.empty(1, m, n, dtype=dtype, device=device), FLAT)
 
     assert suits(64, 80)
     assert not suits(48, 80)
@@ -270,7 +270,7 @@ def test_small_odd_and_wide_numbers_do_not_suit(device: torch.device) -> None:
     assert not suits(64, 72)
     assert not suits(64, 80, torch.float32)
     A = torch.empty(1, 64, 64, dtype=torch.float16, device=device)
-    assert not eight_bits.suits(A, (1.0,) * 4)
+    assert not eight_bits.suits_eight_bits(A, (1.0,) * 4)
 
 
 def test_a_plain_device_ignores_float8() -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep.kernels.descriptors import takes_large_tiles
+from polarstep.kernels.product import takes_large_tiles
 from polarstep.ops import ops_of
 
 
@@ -66,7 +66,7 @@ def test_polynomial_times_a_matrix_in_one_launch(
 def test_without_descriptors_a_product_is_the_same(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from polarstep.kernels.descriptors import describable
+    from polarstep.kernels.product import describable
 
     polynomial_times = ops_of(device)._polynomial_times
     G, Y = randn(2, 72, 72, device=device).half() / 9, randn(2, 72, 40, device=device).half()
@@ -78,7 +78,7 @@ def test_without_descriptors_a_product_is_the_same(
 
 @pytest.mark.parametrize("scale", [1e-9, 1.0, 1e9, 0.0, 1e25])
 def test_polynomial_times_a_matrix_of_any_norm(device: torch.device, scale: float) -> None:
-    from polarstep.kernels.polynomial import product_times
+    from polarstep.kernels.small import product_times
 
     Y = randn(3, 72, 128, device=device)
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32  # not half: of its range
@@ -136,10 +136,11 @@ def test_gram_form_in_few_launches(device: torch.device, m: int, steps: int, way
 def test_few_matrices_have_a_launch_for_each_product(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, count: int, m: int, way: str
 ) -> None:
-    from polarstep.kernels import small_gram
 
     ops = ops_of(device)
-    monkeypatch.setattr(small_gram, "suits", lambda *_: False)
+    from polarstep.kernels import small
+
+    monkeypatch.setattr(small, "suits_accumulated", lambda *_: False)
     monkeypatch.setattr(type(ops), way, lambda *_: "this one")
     G = randn(count, m, m, device=device).half()
     assert ops.accumulated(G, ((3.4, -4.7, 2.0),)) == "this one"
@@ -239,7 +240,7 @@ def test_an_unfit_operand_takes_the_kernel_for_all_shapes(device: torch.device) 
 
 
 def test_normalized_at_every_scale(device: torch.device) -> None:
-    from polarstep.kernels.normalize import normalized
+    from polarstep.kernels.norms import normalized
 
     scales = torch.tensor([1e-30, 1e-8, 0.0, 1.0, 1e30], device=device)[:, None, None]
     Y = randn(5, 30, 70, device=device) * scales
@@ -257,7 +258,7 @@ def test_normalized_at_every_scale(device: torch.device) -> None:
 def test_normalized_however_many_there_are(
     device: torch.device, batch: int, m: int, n: int
 ) -> None:
-    from polarstep.kernels.normalize import normalized
+    from polarstep.kernels.norms import normalized
 
     norms = (
         normalized(randn(batch, m, n, device=device), 1.0, torch.float16).double().norm(dim=(1, 2))
@@ -507,7 +508,7 @@ def test_few_rows(
 
 
 def test_a_table_keeps_its_place(device: torch.device) -> None:
-    from polarstep.kernels.pointers import refreshed
+    from polarstep.kernels import refreshed
 
     table = refreshed(torch.empty(0, device=device), [[1, 2, 2**62]], torch.int64)
     assert table.tolist() == [[1, 2, 2**62]]
@@ -519,7 +520,7 @@ def test_a_table_keeps_its_place(device: torch.device) -> None:
 
 
 def test_one_table_has_a_part_for_each(device: torch.device) -> None:
-    from polarstep.kernels.pointers import shared_table
+    from polarstep.kernels import shared_table
 
     values = [[[1, 2, 3], [4, 5, 6]], [[7], [8]], [[9] * 5, [10] * 5]]
     table, parts = shared_table(torch.empty(0, device=device), values, torch.int64)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import polarstep as ps
-from polarstep.kernels.normalize import normalized
+from polarstep.kernels.norms import normalized
 from polarstep.ops import ops_of
 
 MAPS = {
@@ -118,7 +118,7 @@ def test_a_matrix_out_of_range_beside_one_that_is_not_finite(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_to_unit_size(device: torch.device, dtype: torch.dtype) -> None:
     """The largest entry of a matrix out of range is between one and two; others are not changed."""
-    from polarstep.kernels.unit_size import LEAST, MOST, to_unit_size
+    from polarstep.kernels.momentum import LEAST, MOST, to_unit_size
 
     sizes = [0.0, LEAST, LEAST / 2, MOST, 2 * MOST, 2.0**-110, 2.0**127, torch.inf]
     if dtype == torch.float32:  # Triton's interpreter has no denormal numbers in bfloat16

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep.certificate import Certificate, certify, cheap_certificate
-from polarstep.kernels.few_columns import times_few
+from polarstep.kernels.norms import times_few
 from polarstep.kernels.product import product
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")

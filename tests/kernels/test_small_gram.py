@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polarstep.kernels import interpreted
-from polarstep.kernels.descriptors import takes_large_tiles
+from polarstep.kernels.product import takes_large_tiles
 from polarstep.numerics import Polynomial
 from polarstep.ops import ops_of
 from polarstep.ops.base import Products
@@ -56,7 +56,7 @@ def test_one_launch_is_all_steps(
     m: int,
     polynomials: tuple[Polynomial, ...],
 ) -> None:
-    from polarstep.kernels.small_gram import accumulated
+    from polarstep.kernels.small import accumulated
 
     # NaN around G and its place in memory: nothing past the end of a matrix is read.
     room = torch.full((batch + 2, m, m), float("nan"), dtype=dtype, device=device)
@@ -70,7 +70,7 @@ def test_one_launch_is_all_steps(
 
 def test_each_matrix_has_a_result_of_its_own(device: torch.device) -> None:
     """P(0) = a·I exactly; what is not finite stays in its matrix."""
-    from polarstep.kernels.small_gram import accumulated
+    from polarstep.kernels.small import accumulated
 
     G = gram(4, 24, torch.float16, device)
     G[1], G[2, 3, 4] = 0, float("nan")
@@ -82,7 +82,7 @@ def test_each_matrix_has_a_result_of_its_own(device: torch.device) -> None:
 
 @pytest.mark.parametrize("skip", [True, False])
 def test_the_square_of_w_is_stored_as_well(device: torch.device, skip: bool) -> None:
-    from polarstep.kernels.small_gram import accumulated
+    from polarstep.kernels.small import accumulated
 
     G = gram(3, 40, torch.float16, device)
     V = torch.full_like(G, 0.5, dtype=torch.float32)
@@ -109,7 +109,8 @@ def test_rounds_as_separate_launches_do(device: torch.device) -> None:
 
 
 def test_what_one_launch_takes(device: torch.device) -> None:
-    from polarstep.kernels.small_gram import MOST_ROWS, suits
+    from polarstep.kernels.small import MOST_GRAM_ROWS as MOST_ROWS
+    from polarstep.kernels.small import suits_accumulated as suits
 
     def G(m: int) -> Tensor:
         return torch.zeros(2, m, m, dtype=torch.float16, device=device)
@@ -130,10 +131,11 @@ def test_what_one_launch_takes(device: torch.device) -> None:
 def test_small_matrices_take_one_launch(
     device: torch.device, monkeypatch: pytest.MonkeyPatch, m: int, taken: bool
 ) -> None:
-    from polarstep.kernels import small_gram
 
     if not takes_large_tiles(device):
         pytest.skip("the kernel is for other GPUs")
-    monkeypatch.setattr(small_gram, "accumulated", lambda *_: "one launch")
+    from polarstep.kernels import small
+
+    monkeypatch.setattr(small, "accumulated", lambda *_: "one launch")
     W = ops_of(device).accumulated(gram(1, m, torch.float16, device), (QUINTIC,))
     assert (W == "one launch") is taken  # type: ignore[comparison-overlap]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from polarstep.kernels.unit_size import LEAST, MOST
+from polarstep.kernels.momentum import LEAST, MOST
 
 
 def test_float32_has_the_squares_of_norms_within_the_limits() -> None:

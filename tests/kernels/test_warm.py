@@ -345,7 +345,7 @@ def test_rows_that_were_added_for_tensor_cores_stay_zero(device: torch.device) -
 def test_product_and_blend(
     device: torch.device, rows: int, width: int, n: int, dtype: torch.dtype
 ) -> None:
-    from polarstep.kernels.blend import product_and_blend
+    from polarstep.kernels.small import product_and_blend
 
     g = torch.Generator().manual_seed(0)
     H, B, N, start = (

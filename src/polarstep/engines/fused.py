@@ -280,8 +280,7 @@ class FusedEngine:
 
         Where squares of M would overflow or vanish, M is multiplied by a power of two.
         """
-        from polarstep.kernels.momentum import momentum
-        from polarstep.kernels.unit_size import to_unit_size
+        from polarstep.kernels.momentum import momentum, to_unit_size
 
         its = b.key
         M = torch.empty(b.count, its.m, its.n, dtype=b.dtype, device=its.device)

@@ -20,7 +20,7 @@ from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import ALIGNMENT, FusedBucket, lies_like, offsets
 from polarstep.gradients import Work
 from polarstep.groups import Group, is_by_norm, scale_of
-from polarstep.kernels.pointers import shared_table
+from polarstep.kernels import shared_table
 from polarstep.state import State, entry, momentum_of, recalled
 
 __all__ = ["ReplayPlan", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]

@@ -5,24 +5,39 @@ tests and runs where Triton is missing. The exception is a whitened warm sketch
 (:mod:`polarstep.maps.subspace`), which only kernels make; elsewhere a warm sketch stores Ωᵀ itself.
 Importing this package needs neither Triton nor a GPU.
 
-Passes over a bucket   momentum, unit_size, normalize, rows, update; pointers and elements have the
-                       addresses that they read
-Products               product, polynomial, small_gram, blend, float8; tile_order, descriptors and trace
-                       have parts of them
-Estimates of norms     rest_size and flat_step_norms for deflated steps; few_columns has the
-                       products that they are made of
+momentum, rows, update   passes over a bucket, whose matrices are found by their addresses
+product, small, float8   products
+norms                    norms of matrices, and estimates of norms for deflated steps
+
+**Tables of addresses** (:func:`shared_table`): one launch for a whole bucket of parameters that lie
+anywhere in memory. Each program of a kernel reads the address of its matrix from the table. So matrices
+are not copied together first, and there is no launch per parameter. The table keeps its place on the
+device, which a captured CUDA graph relies on. All buckets of a device share one table: scheduled learning rates
+are copied to it at every step, and a copy takes as long for one bucket as for all.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from polarstep.context import constant
+from polarstep.cuda_graphs import in_a_graph
 
-__all__ = ["MOST_ENTRIES", "MOST_MATRICES", "available", "capability", "interpreted", "part_sizes"]
+__all__ = [
+    "MOST_ENTRIES",
+    "MOST_MATRICES",
+    "available",
+    "capability",
+    "interpreted",
+    "part_sizes",
+    "refreshed",
+    "shared_table",
+]
 
 # A kernel's matrices are along the second dimension of its grid, which CUDA limits to 65,535: a launch
 # on more matrices fails as "invalid argument". A step on more matrices runs in parts.
@@ -80,3 +95,38 @@ def part_sizes(count: int, device: torch.device) -> list[int]:
     if count <= MOST_MATRICES or not available(device):
         return [count]
     return [min(MOST_MATRICES, count - first) for first in range(0, count, MOST_MATRICES)]
+
+
+# Parts of a shared table begin at multiples of this many entries, which are 16 bytes or more.
+# Triton compiles a kernel once for addresses so aligned, and again for other addresses.
+ALIGNED = 4
+
+_READ_BY_GRAPHS: list[Tensor] = []
+
+
+def refreshed(table: Tensor, values: Sequence[Sequence[float]], dtype: torch.dtype) -> Tensor:
+    """``values`` on the table's device, in the table's memory if they fit; never waits for it."""
+    host = torch.tensor(values, dtype=dtype, device="cpu")
+    if table.is_cuda:
+        host = host.pin_memory()  # a copy from pageable memory would wait for the device
+        if in_a_graph():
+            _READ_BY_GRAPHS.append(host)  # kept for good: every replay reads it, and more may come
+    if table.shape != host.shape or table.dtype != dtype:
+        table = torch.empty(host.shape, dtype=dtype, device=table.device)
+    return table.copy_(host, non_blocking=True)
+
+
+def shared_table(
+    table: Tensor, parts: Sequence[Sequence[Sequence[float]]], dtype: torch.dtype
+) -> tuple[Tensor, list[Tensor]]:
+    """One :func:`refreshed` table with all ``parts`` side by side, and a view of each part."""
+    rows: list[list[float]] = [[] for _ in parts[0]]
+    firsts = []
+    for part in parts:
+        firsts.append(len(rows[0]))
+        for row, values in zip(rows, part, strict=True):
+            row += [*values, *[0] * (-len(values) % ALIGNED)]
+    table = refreshed(table, rows, dtype)
+    return table, [
+        table[:, first : first + len(part[0])] for first, part in zip(firsts, parts, strict=True)
+    ]

@@ -1,6 +1,6 @@
 """The two kernels of a deflated step in eight bits that are not symmetric products.
 
-:mod:`polarstep.ops.float8` says what the step is. In eight bits the GPU multiplies only matrices
+:mod:`polarstep.ops.triton` says what the step is. In eight bits the GPU multiplies only matrices
 whose entries lie one after the other along the sum, so the first kernel stores its result twice, once
 transposed.
 """
@@ -12,9 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polarstep.kernels.descriptors import describable, describe
-from polarstep.kernels.product import EIGHT_BIT_TILES, FLOAT8, before_rounding, clamps, rounded
-from polarstep.kernels.tile_order import in_bands
+from polarstep.kernels.product import (
+    EIGHT_BIT_TILES,
+    FLOAT8,
+    before_rounding,
+    clamps,
+    describable,
+    describe,
+    in_bands,
+    rounded,
+)
 
 __all__ = ["flattened", "product_and_squares", "product_of_rows", "tile_of_rows"]
 

@@ -4,8 +4,9 @@ A Newton–Schulz step is three such products: G = XXᵀ, H = cG² + bG + aI, X 
 symmetric, so only the tiles on and under the diagonal are computed, and each is stored twice.
 Adding D and the identity before the result is stored saves a pass over memory each.
 
-Large symmetric products have a kernel of their own, which reads its operands through tensor
-descriptors (:mod:`polarstep.kernels.descriptors`). Only this kernel takes matrices in eight bits.
+Large symmetric products have a kernel of their own, which reads its operands through tensor descriptors:
+with a descriptor a Hopper GPU copies whole tiles; without, threads spend time on addresses. Only this
+kernel takes matrices in eight bits.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from polarstep.kernels import interpreted
-from polarstep.kernels.descriptors import describable, describe, takes_large_tiles
-from polarstep.kernels.tile_order import in_bands
-from polarstep.kernels.trace import squared_norm
+try:
+    from triton.tools.tensor_descriptor import TensorDescriptor
+except ImportError:  # an older Triton
+    TensorDescriptor = None
+
+from polarstep.kernels import capability, interpreted
 
 __all__ = [
     "DESCRIPTORS_FROM",
@@ -28,10 +31,69 @@ __all__ = [
     "FLOAT8",
     "before_rounding",
     "clamps",
+    "describable",
+    "describe",
     "halving_pays",
+    "in_bands",
     "product",
     "rounded",
+    "squared_norm",
+    "takes_large_tiles",
 ]
+
+
+def describable(*tensors: Tensor) -> bool:
+    """Whether contiguous ``tensors`` can be read through descriptors.
+
+    The GPU must support descriptors, and rows must take a multiple of 16 bytes. Always false while
+    torch.compile traces, because addresses are not known then.
+    """
+    if TensorDescriptor is None or torch.compiler.is_compiling():
+        return False
+    if not interpreted() and capability(tensors[0].device) < (9, 0):
+        return False
+    return all(X.data_ptr() % 16 == 0 and X.shape[-1] * X.element_size() % 16 == 0 for X in tensors)
+
+
+def takes_large_tiles(device: torch.device) -> bool:
+    """Whether a program may have some 200 KiB of shared memory, and multiplies what lies there.
+
+    NVIDIA's Hopper and Blackwell GPUs for servers do: compute capability 9 and 10. Blackwell GPUs for
+    desktops (12) have descriptors too, but 99 KiB, and copy both factors of a product to registers.
+    """
+    return interpreted() or capability(device)[0] in (9, 10)
+
+
+def describe(X: Tensor, block: list[int]) -> Any:
+    """A descriptor of contiguous ``X``, to be read in tiles of shape ``block``."""
+    return TensorDescriptor.from_tensor(X, block)
+
+
+@triton.jit
+def in_bands(tile, M, N, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr):
+    """First row and first column of tile number ``tile`` of an M×N result.
+
+    Tiles come in bands of GROUP rows, so that tiles computed together share operands in cache.
+    """
+    rows, cols = tl.cdiv(M, BM), tl.cdiv(N, BN)
+    first = tile // (GROUP * cols) * GROUP
+    height = tl.minimum(rows - first, GROUP)
+    row = first + (tile % (GROUP * cols)) % height
+    return row * BM, (tile % (GROUP * cols)) // height * BN
+
+
+@triton.jit
+def squared_norm(diagonal):
+    """t = tr YYᵀ, a power of two near 1/t, and whether t is known; an unknown t is set to one.
+
+    t is a little more than the trace, so that the rounded norm of Y/√t stays below one. The power
+    of two scales YYᵀ without losing a bit.
+    """
+    t = tl.sum(diagonal.to(tl.float32), axis=0) * (1 + 2.0**-7)
+    known = (t > 1e-36) & (t < 1e36)
+    t = tl.where(known, t, 1.0)
+    return t, tl.exp2(-tl.floor(tl.log2(t))), known
+
 
 # With fewer rows there are too few of the large tiles that the kernel with descriptors needs.
 DESCRIPTORS_FROM = 512

@@ -15,10 +15,9 @@ import triton.language as tl
 from torch import Tensor
 
 from polarstep.kernels import interpreted
-from polarstep.kernels.descriptors import describe
-from polarstep.kernels.elements import ELEMENTS
 from polarstep.kernels.float8 import tile_of_rows
-from polarstep.kernels.tile_order import in_bands
+from polarstep.kernels.momentum import ELEMENTS
+from polarstep.kernels.product import describe, in_bands
 
 __all__ = ["update", "update_from_factors", "update_from_rows"]
 

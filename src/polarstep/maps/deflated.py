@@ -120,7 +120,7 @@ class Deflated(Containing):
         rest: polynomial steps for X₀, with no other options than ``steps`` and ``coefficients``.
         full: the map for matrices on which deflating would cost more than this map.
         float8: whether a single polynomial step may have products of fewer bits than all others: eight
-            on GPUs with such products (:mod:`polarstep.ops.float8`), and bfloat16 in place of
+            on GPUs with such products (:mod:`polarstep.ops.triton`), and bfloat16 in place of
             float32 on CPUs with matrix tiles (:mod:`polarstep.ops.cpu`). Small matrices keep
             the precision of the other products, and so do maps in which ``head.inner`` or ``full`` has a
             ``dtype``.

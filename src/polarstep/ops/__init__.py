@@ -6,7 +6,7 @@ them. The mathematics is in the maps; the rules of precision, alignment and laun
 * :mod:`~polarstep.ops.base`: what every device can do, in torch's own operations;
 * :mod:`~polarstep.ops.cpu`: half of a symmetric product, bfloat16 tiles, free value checks;
 * :mod:`~polarstep.ops.cuda`: bfloat16 products with float32 sums;
-* :mod:`~polarstep.ops.triton`: the kernels of :mod:`polarstep.kernels`; float8 has a step in eight bits;
+* :mod:`~polarstep.ops.triton`: the kernels of :mod:`polarstep.kernels`, and a step in eight bits;
 * :mod:`~polarstep.ops.lazy`: matrices that are not multiplied out.
 """
 

@@ -83,7 +83,7 @@ class Products:
     def step_dtype(self, m: int, n: int, dtype: torch.dtype) -> torch.dtype:
         """The precision of a single step on the rest of an m×n matrix, where ``float8`` is allowed.
 
-        A GPU that takes eight bits decides it for each batch (:mod:`polarstep.ops.float8`).
+        A GPU that takes eight bits decides it for each batch (:mod:`polarstep.ops.triton`).
         """
         return dtype
 
