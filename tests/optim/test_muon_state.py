@@ -239,13 +239,13 @@ def test_a_checkpoint_read_to_the_cpu_goes_on_on_the_gpu():
 def test_a_warm_sketch_draws_its_numbers_once(monkeypatch):
     """They are the same at every step; drawing them is a tenth of a step on a CPU."""
     draws = []
-    draw = LowRank.draw
+    draw = LowRank.numbers
 
     def counted(self, m, n, *rest):
         draws.append((m, n))
         return draw(self, m, n, *rest)
 
-    monkeypatch.setattr(LowRank, "draw", counted)
+    monkeypatch.setattr(LowRank, "numbers", counted)
     W = [Parameter(gaussian(8, 12, seed=i)) for i in range(2)]
     optimizer = Muon(W, lr=0.1, polar=LowRank(3, 2, sketch=Warm(), always_sketch=True))
     for step in range(4):

@@ -12,8 +12,8 @@ norms                    norms of matrices, and estimates of norms for deflated 
 **Tables of addresses** (:func:`shared_table`): one launch for a whole bucket of parameters that lie
 anywhere in memory. Each program of a kernel reads the address of its matrix from the table. So matrices
 are not copied together first, and there is no launch per parameter. The table keeps its place on the
-device, which a captured CUDA graph relies on. All buckets of a device share one table: scheduled learning rates
-are copied to it at every step, and a copy takes as long for one bucket as for all.
+device, which a captured CUDA graph relies on. All buckets of a device share one table: scheduled
+learning rates are copied to it at every step, and a copy takes as long for one bucket as for all.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ at most 128 rows all products are.
 **A polynomial step with all products in eight bits** (:func:`flat_step_in_eight_bits`). A deflated step
 (:mod:`polarstep.maps.deflated`) is T = s·P(s²G)·X₀ with G = X₀X₀ᵀ. Its matrices X₀, G, the squares S of
 G, and P can all be float8 numbers with three bits of mantissa. That halves the time of their products
-and the bytes between them. Each matrix is stored times a power of two, its unit, so that its entries lie in
-the middle of the format's range, [2⁻⁶, 448].
+and the bytes between them. Each matrix is stored times a power of two, its unit, so that its entries lie
+in the middle of the format's range, [2⁻⁶, 448].
 
 **What rounding does.** X₀ is rounded once, and the X₀ that G is made of is also the one that P is
 multiplied with. So T is a polynomial of a matrix near X₀. Rounding G, S and P by 3% an entry is a random
