@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from polarstep import kernels, rng
-from polarstep.cuda_graphs import in_a_graph
 from polarstep.gradients import Work
 from polarstep.groups import Group, is_by_norm, is_transposed
 from polarstep.maps import Draw, MapState, Polar, PolarMap
@@ -64,6 +63,7 @@ class BucketKey:
     skips_nonfinite: bool
     resumed: bool  # whether the map continues from the last step's carry
     by_norm: bool  # whether steps are scaled by ‖T‖_F
+    captured: bool  # whether a CUDA graph of the user's own captures the step
 
     def drawn_at(self, step: int | None) -> tuple[tuple[int, ...] | None, tuple[int | str, ...]]:
         """What the random numbers of ``step`` depend on, and the key of their generator.
@@ -255,7 +255,7 @@ class TensorBucket(Bucket):
         flags = flags if of is None else [flags[j] for j in of]
         return torch.stack(flags).to(torch.float32)
 
-    def keep(self, left: MapState) -> None:
+    def keep(self, left: Any) -> None:
         """Put the carry for the next step into the optimizer's state."""
         for member, part in zip(self.members, left.split(self.counts), strict=True):
             work, p = member.work, member.param
@@ -281,7 +281,7 @@ class Draws:
         needed, key = its.drawn_at(its.step)
         if needed is None:
             return None
-        constant = not needed and not in_a_graph()
+        constant = not needed and not its.captured
         m, n, device = its.m, its.n, its.device
         place = (*key, its.polar, device, its.dtype)
         if constant and place in self._kept:
@@ -343,6 +343,7 @@ def members_of(work: Work, index: int, state: State) -> Iterator[tuple[BucketKey
             skips_nonfinite=work.finite is not None,
             resumed=recalled(state.get(p, {}), block, polar, count, m, n) is not None,
             by_norm=is_by_norm(group),
+            captured=work.captured,
         )
         yield key, Member(work, index, block)
 

@@ -38,14 +38,18 @@ class Work:
     grads: list[Tensor]
     finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
     views: list[MatrixView]  # empty unless the group is Muon's
+    captured: bool = False  # whether a CUDA graph of the user's own captures the step
 
     def of(self, kept: list[int]) -> Work:
         """This work for the parameters at ``kept``."""
-        names, params, grads, views = (
-            [each[i] for i in kept] for each in (self.names, self.params, self.grads, self.views)
+        return replace(
+            self,
+            names=[self.names[i] for i in kept],
+            params=[self.params[i] for i in kept],
+            grads=[self.grads[i] for i in kept],
+            finite=None if self.finite is None else [self.finite[i] for i in kept],
+            views=[self.views[i] for i in kept],
         )
-        finite = None if self.finite is None else [self.finite[i] for i in kept]
-        return Work(self.group, names, params, grads, finite, views)  # type: ignore[arg-type]
 
     def without_gradients(self) -> Work:
         """This work without gradients, for a plan that outlives the step: it would hold their memory."""

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from polarstep import kernels, stale_momentum
 from polarstep.bucket import (
     Bucket,
     Draws,
@@ -42,7 +43,6 @@ from polarstep.gradients import Work
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.base import step_of
 from polarstep.ranks.exchange import ALONE, Exchange, Gathered, Shares
-from polarstep.stale_momentum import reset_stale, reset_stale_parts
 from polarstep.state import State
 
 __all__ = ["bucket_step", "buckets_of", "run", "step"]
@@ -64,12 +64,14 @@ def step(
     ``works`` and ``state`` have the matrices that this rank holds whole, ``shares`` those that it shares
     with other ranks. An error in the step of a bucket is raised, or added to ``shares.errors``.
     """
-    reset_stale(works, state)
+    if any(work.captured or work.group["step"] % stale_momentum.EVERY == 0 for work in works):
+        stale_momentum.reset(works, state)
+        if shares is not None:
+            stale_momentum.reset_parts(shares.works, shares.layout_of, shares.state)
     engine = TorchEngine()
     if shares is None:
         run(_steps_here(works, state, draws, replayed, hooks, engine))
         return
-    reset_stale_parts(shares.works, shares.layout_of, shares.state)
 
     def steps() -> Iterator[Running]:
         for shared, exchange in shares.owned:
@@ -90,7 +92,9 @@ def _steps_here(
     engine: TorchEngine,
 ) -> Iterator[Running]:
     """The steps of the matrices that this rank holds whole; kernels take theirs at once."""
-    updated = replayed(works, state, at_once, hooks)
+    updated: Container[int] = ()
+    if any(map(kernels.available, {p.device for work in works for p in work.params})):
+        updated = replayed(works, state, at_once, hooks)
     for b in buckets_of(works, state, draws, skip=updated):
         yield Running(b.key.device, bucket_step(b, engine, ALONE, hooks))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -19,7 +20,7 @@ from polarstep.checkpoints.checkpoint import Checkpointed
 from polarstep.context import inference_mode_off, not_compiled, numeric_context, on_device
 from polarstep.cuda_graphs import in_a_graph
 from polarstep.engines.replay import ReplayedStep
-from polarstep.gradients import Work
+from polarstep.gradients import Work, collect
 from polarstep.groups import (
     Group,
     Nonfinite,
@@ -41,7 +42,8 @@ from polarstep.mistakes import (
     refuse_measuring,
     refuse_shared,
 )
-from polarstep.options import complete
+from polarstep.muon import step
+from polarstep.options import CheckedOptions, complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.over_ranks import StepOverRanks
@@ -216,6 +218,7 @@ class Muon(Checkpointed):
         self._draws = Draws()
         self._distribution = Distribution(plan, process_group)
         self._over_ranks = StepOverRanks(self._distribution)
+        self._checked = CheckedOptions()
         self._is_made = True  # False while the first groups are added
         self._origin = Origin()  # muon_for puts another one here
         self._measured: dict[str, float | None] = {}  # lr_factor by the name of a group
@@ -368,23 +371,28 @@ class Muon(Checkpointed):
 
     def _update_groups(self) -> None:
         error = self._error_of_changes()
-        spread = self._distribution.spread(self.param_groups)
-        if spread and in_a_graph():
+        captured = self._first_gpu() is not None and in_a_graph()
+        ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
+        spread = self._distribution.spread(self.param_groups) if ranks else []
+        if spread and captured:
             refuse_shared()
         hooks = tuple(self._polar_hooks.values())
-        works = self._over_ranks.collected(
-            self.param_groups,
-            self.state,
-            spread,
-            error=error,
-            hooked=bool(hooks),
-            everywhere=len(self._everywhere & self._polar_hooks.keys()),
-        )
+        if spread:
+            works = self._over_ranks.collected(
+                self.param_groups,
+                self.state,
+                spread,
+                error=error,
+                hooked=bool(hooks),
+                everywhere=len(self._everywhere & self._polar_hooks.keys()),
+            )
+        else:
+            works = self._collected(error, captured=captured)
         if any(group["lr_factor"] is None for group in self.param_groups):
-            self._measure()
+            self._measure(captured=captured)
         if not spread:
             self._warnings.of_step(self.param_groups, works, self._origin.unheld)
-        self._update_works(works, hooks, shared=bool(spread))
+        self._update_works(works, hooks, ranks=ranks, shared=bool(spread))
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
         increment_version(p for work in works for p in work.params)
@@ -393,10 +401,18 @@ class Muon(Checkpointed):
             self._over_ranks.end_step(self.param_groups)
             self._warnings.of_step(self.param_groups, works, self._origin.unheld)
 
-    def _measure(self) -> None:
+    def _collected(self, error: Exception | None, *, captured: bool) -> list[Work]:
+        """What every group has to update, if no other rank has a part of it."""
+        if error is not None:
+            raise error
+        for number, group in enumerate(self.param_groups):
+            self._checked.check(number, group)
+        return [replace(collect(group), captured=captured) for group in self.param_groups]
+
+    def _measure(self, *, captured: bool) -> None:
         """Set the factors on the learning rate that depend on the size of entries."""
         if unmeasured := to_be_measured(self.param_groups):
-            if in_a_graph():
+            if captured:
                 refuse_measuring(unmeasured)
             sized = measure(unmeasured)
             self._measured |= {group["name"]: group["lr_factor"] for group in sized}
@@ -411,21 +427,28 @@ class Muon(Checkpointed):
         return None
 
     def _update_works(
-        self, works: list[Work], hooks: tuple[PolarHook, ...], *, shared: bool
+        self, works: list[Work], hooks: tuple[PolarHook, ...], *, ranks: bool, shared: bool
     ) -> None:
-        """Update Muon's matrices, then all other parameters; ``shared``: together with other ranks."""
+        """Update Muon's matrices, then all other parameters.
+
+        ``ranks``: torch.distributed is initialized; ``shared``: other ranks take part in this step.
+        """
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
         replayed = self._replayed
-        if in_a_graph():
+        if any(work.captured for work in works):
             check_started(works, self.state)
             check_draws(muon, self.state)
             replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
         if not shared:
             for work in others:
                 prepare_elementwise(work, self.state)
-        update = self._over_ranks.update_shares if shared else self._over_ranks.update_alone
-        update(muon, self.state, replayed, self._draws, hooks)
+        if shared:
+            self._over_ranks.update_shares(muon, self.state, replayed, self._draws, hooks)
+        elif ranks and self._distribution.whole(self.param_groups):
+            self._over_ranks.update_alone(muon, self.state, replayed, self._draws, hooks)
+        else:
+            step(muon, self.state, self._draws, replayed, hooks)
         for work in muon:
             work.group["step"] += 1
         for work in others:

@@ -14,7 +14,7 @@ size. If C falls below the smallest normal number of its precision, it counts as
 because β times such a number may round to the number itself, for ever.
 
 Where ranks have parts of a matrix, each rank finds the largest entry of its part, and a small exchange
-gives all of them the largest entry of the whole (:func:`reset_stale_parts`). So they set C ← 0 at the
+gives all of them the largest entry of the whole (:func:`reset_parts`). So they set C ← 0 at the
 same step, and have the same peaks.
 """
 
@@ -27,7 +27,6 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import Member
-from polarstep.cuda_graphs import in_a_graph
 from polarstep.gradients import Work, largest, largest_of_each
 from polarstep.matrix import MatrixView
 from polarstep.ranks import collectives
@@ -35,13 +34,13 @@ from polarstep.ranks.layout import Layout, local, whole
 from polarstep.ranks.parts import Part, part_of
 from polarstep.state import State, keep_momentum, momentum_of
 
-__all__ = ["EVERY", "FADED", "reset_stale", "reset_stale_parts"]
+__all__ = ["EVERY", "FADED", "reset", "reset_parts"]
 
 EVERY = 64
 FADED = 1e-6
 
 
-def reset_stale(works: list[Work], state: State) -> None:
+def reset(works: list[Work], state: State) -> None:
     """Apply the rule to every matrix that this rank holds whole; nothing waits for a GPU.
 
     On a GPU it takes some twenty launches for all matrices, and one more for each parameter: it writes
@@ -75,7 +74,7 @@ def fading(work: Work) -> float | None:
 
     Inside a CUDA graph of the user's own every step applies it, as the graph repeats one step.
     """
-    steps = 1 if in_a_graph() else EVERY
+    steps = 1 if work.captured else EVERY
     if work.group["step"] % steps or work.group["step"] == 0:
         return None
     fade: float = work.group["momentum"] ** (steps / 2)
@@ -146,7 +145,7 @@ def _is_part(X: Tensor, of: Tensor) -> bool:
     return X.untyped_storage().data_ptr() == of.untyped_storage().data_ptr()
 
 
-def reset_stale_parts(
+def reset_parts(
     works: list[Work], layout_of: Callable[[Tensor], Layout | None], state: State
 ) -> None:
     """Apply the rule to matrices in parts, whose layouts ``layout_of`` has; all ranks call together."""

@@ -13,7 +13,7 @@ from torch import Tensor
 import polarstep as ps
 from polarstep import gradients
 from polarstep.gradients import collect
-from polarstep.stale_momentum import EVERY, FADED, reset_stale
+from polarstep.stale_momentum import EVERY, FADED, reset
 
 
 def trained(p: Tensor, optimizer: ps.Muon, gradients: list[Tensor | float]) -> list[Tensor]:
@@ -167,7 +167,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
         (view,) = works[-1].views
         C = random(tuple(p.shape), 1)[0].to(momentum_dtype or torch.float32)
         optimizer.state[p]["momentum_buffer"] = C if in_order else C.mT.contiguous().mT
-    reset_stale(works, optimizer.state)  # finds the peaks
+    reset(works, optimizer.state)  # finds the peaks
     for work, p in zip(works, params.values(), strict=True):
         C, (view,) = optimizer.state[p]["momentum_buffer"], work.views
         blocks = view.blocks(C.clone())
@@ -181,7 +181,7 @@ def test_the_rule_is_the_same_for_each_way_to_be_a_matrix(
         C.copy_(view.assemble(shrunk, C.shape))
         optimizer.state[p]["peak"].mul_(1.0)
         work.group["momentum"] = 1.0  # peaks do not fade
-    reset_stale(works, optimizer.state)
+    reset(works, optimizer.state)
     for work, p in zip(works, params.values(), strict=True):
         (view,), first = work.views, 0
         for block in view.blocks(optimizer.state[p]["momentum_buffer"]):
@@ -205,9 +205,9 @@ def test_many_matrices_take_one_launch_each_and_a_few_for_all(monkeypatch) -> No
         optimizer.param_groups[0]["step"] = EVERY
         works = [collect(optimizer.param_groups[0])]
         with torch.no_grad():
-            reset_stale(works, optimizer.state)  # makes the peaks
+            reset(works, optimizer.state)  # makes the peaks
             with Operations() as ops:
-                reset_stale(works, optimizer.state)
+                reset(works, optimizer.state)
         assert ops.counts["masked_fill_"] == count
         stacks = count // 4
         launches.append(ops.launches - count - stacks)  # a norm for the matrices of each stack

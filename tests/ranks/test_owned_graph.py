@@ -12,7 +12,7 @@ from tests.ranks.launch import launched, needs_gloo
 
 import polarstep as ps
 from polarstep import kernels
-from polarstep.ranks.owned_graph import _repeats
+from polarstep.ranks.owned_graph import is_worth_a_graph
 
 pytestmark = needs_gloo
 RANKS = 2
@@ -94,12 +94,10 @@ FULL, WARM = ps.NewtonSchulz(3, "quintic"), ps.LowRank(4, 2, sketch=ps.Warm())
 
 
 @pytest.mark.parametrize(
-    ("different", "repeats"),
+    ("different", "captured"),
     [
         ({}, True),
         ({"polar": WARM}, True),
-        ({"polar": WARM, "resumed": False}, False),  # nothing was carried yet
-        ({"resumed": False}, True),
         ({"fused": (True, False)}, False),
         ({"device": "cpu"}, False),
         ({"polar": ps.Exact()}, False),
@@ -108,11 +106,11 @@ FULL, WARM = ps.NewtonSchulz(3, "quintic"), ps.LowRank(4, 2, sketch=ps.Warm())
     ],
     ids=str,
 )
-def test_what_is_captured(different, repeats, monkeypatch) -> None:
+def test_what_is_captured(different, captured, monkeypatch) -> None:
     monkeypatch.setattr(kernels, "available", lambda device: True)
-    its = {"polar": FULL, "resumed": True, "m": 32, "n": 48, "device": "cuda", "fused": (True,)}
+    its = {"polar": FULL, "m": 32, "n": 48, "device": "cuda", "fused": (True,)}
     key = SimpleNamespace(**its | different)
     key.device = torch.device(key.device)
     groups = [{"fused": fused, "polar": key.polar} for fused in key.fused]
     members = [SimpleNamespace(group=group) for group in groups]
-    assert _repeats(SimpleNamespace(key=key, members=members), 2) is repeats
+    assert is_worth_a_graph(SimpleNamespace(key=key, members=members), 2) is captured

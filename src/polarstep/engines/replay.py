@@ -83,9 +83,6 @@ class ReplayedStep:
         self, works: list[Work], state: State, step: Step, hooks: tuple[PolarHook, ...] = ()
     ) -> set[int]:
         """Take the steps of the parameters that the kernels can update, and return their ids."""
-        if not any(kernels.available(p.device) for work in works for p in work.params):
-            self._plan, self._others = ReplayPlan((), [], [], [], []), []
-            return set()
         plan = self._plan_for(works, state)
         if plan.runs:
             self._run(plan, works, state, step, hooks)

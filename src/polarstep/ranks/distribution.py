@@ -10,6 +10,7 @@ import operator
 from collections.abc import Container, Iterable
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from polarstep.ranks import collectives
 from polarstep.ranks.exchange import OverRanks, Shares
 from polarstep.ranks.layout import Layout, is_sharded
 from polarstep.ranks.local_shard import LocalState
-from polarstep.ranks.owned_graph import OwnedGraphs
+from polarstep.ranks.owned_graph import OwnedGraph, is_worth_a_graph
 from polarstep.ranks.parts import SharedBucket, Table, computing_ranks
 from polarstep.ranks.plans import (
     AUTO,
@@ -29,7 +30,6 @@ from polarstep.ranks.plans import (
     AskedPlan,
     Choice,
     Plan,
-    asked_of,
     check_plan,
     chosen_plan,
 )
@@ -93,7 +93,7 @@ class Distribution:
         self._known = _Sorted([], [], [])
         self._local: LocalState | None = None
         self._exchanges: tuple[Any, list[OverRanks]] = ((), [])
-        self._graphs = OwnedGraphs()
+        self._graphs: WeakSet[OwnedGraph] = WeakSet()
 
     def layout_of(self, p: Tensor) -> Layout | None:
         """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
@@ -144,7 +144,7 @@ class Distribution:
         layout = self.layout_of(p)
         if layout is None:
             return None
-        view, asked = view_of(group, p), asked_of(group, self.plan)
+        view, asked = view_of(group, p), group.get("plan") or self.plan
         polar, transform = group["polar"], group["transform"]
         now = (p, layout, view, polar, transform, p.dtype, p.device, asked)
         known = self._recent.get(id(p))
@@ -153,14 +153,15 @@ class Distribution:
             return known[1]
         key = now[1:]
         if key not in self._choices:
+            check_plan(asked)
             self._choices[key] = chosen_plan(p, layout, view, polar, asked, transform)
         self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
 
     def shares(
         self, works: list[Work], state: State, draws: Draws, *, hooked: Container[int]
-    ) -> tuple[list[Work], Shares]:
-        """The matrices that this rank has whole, and those that it shares with others.
+    ) -> tuple[list[Work], State, Shares]:
+        """The matrices that this rank has whole and their state, and those that it shares with others.
 
         In the former a sharded parameter is this rank's part, whose state is in :meth:`local_state`.
         Hooks see whole matrices: ``hooked`` has the ids of parameters at which a hook of some rank
@@ -179,9 +180,12 @@ class Distribution:
             if work.group["momentum_dtype"] == torch.int8:
                 for name, p in zip(work.names, work.params, strict=True):
                     check_blocks(p, name)
-        here = self.local_state(state).begin(whole)
+        here = state
+        if any(is_sharded(p) for work in whole for p in work.params):
+            here = self.local_state(state)
+            whole = here.begin(whole)
         owned = self._owned(those(*BY_OWNERS), state, draws)
-        return here, Shares(shared, owned, gathered, self.layout_of, state, self.window, [])
+        return whole, here, Shares(shared, owned, gathered, self.layout_of, state, self.window, [])
 
     def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> Plan:
         choice = self.choice(group, p)
@@ -210,9 +214,14 @@ class Distribution:
         decides = [b.decides for b in buckets]
         if decides != self._exchanges[0]:
             both = zip(buckets, computing_ranks(buckets), strict=True)
-            exchanges = [OverRanks(Table(b, computes), self._graphs) for b, computes in both]
-            self._exchanges = (decides, exchanges)
+            self._exchanges = (decides, [self._exchange(b, computes) for b, computes in both])
         return list(zip(buckets, self._exchanges[1], strict=True))
+
+    def _exchange(self, b: SharedBucket, computes: list[int]) -> OverRanks:
+        table = Table(b, computes)
+        if not is_worth_a_graph(b, len(table.owned)):
+            return OverRanks(table)
+        return OverRanks(table, OwnedGraph(b.key.device, self._graphs))
 
     def _layout(self, p: Tensor) -> Layout:
         layout = self.layout_of(p)

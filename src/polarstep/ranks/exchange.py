@@ -23,8 +23,8 @@ from polarstep.gradients import Work
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.ranks import collectives, parts
 from polarstep.ranks.layout import Layout, local
-from polarstep.ranks.owned_graph import OwnedGraphs
-from polarstep.ranks.parts import Item, SharedBucket, Table, Way
+from polarstep.ranks.owned_graph import OwnedGraph
+from polarstep.ranks.parts import Item, PartsOfCarry, SharedBucket, Table, Way
 from polarstep.rates import at_assumed_norm
 from polarstep.state import State, momentum_dtype
 
@@ -149,8 +149,8 @@ class OverRanks:
     (:mod:`polarstep.ranks.owned_graph`).
     """
 
-    def __init__(self, table: Table, graphs: OwnedGraphs) -> None:
-        self.table, self._graphs = table, graphs
+    def __init__(self, table: Table, graph: OwnedGraph | None = None) -> None:
+        self.table, self._graph = table, graph
         self._missing: list[Way] = []  # what this rank has not sent yet in this step
 
     def bring(self, b: SharedBucket, engine: Any) -> Waits:
@@ -176,7 +176,12 @@ class OverRanks:
             carry = carry or b.map.init(len(M), b.key.m, b.key.n, b.key.device, b.key.dtype)
             return self._packed_back(b, *polar_step(M, carry, draw), out)
 
-        return self._graphs.run(its, b, compute, M, b.draw(its.owned))
+        draw = b.draw(its.owned)
+        # The first step of a map with state differs from later steps: no carry has been received.
+        repeats = b.key.resumed or not its.shapes
+        if self._graph is None or not repeats:
+            return compute(M, draw, None)
+        return self._graph.run(compute, M, draw)
 
     def send_back(self, b: SharedBucket, T: Tensor) -> Waits:
         """This rank's parts of T by member, and of the carry by name."""
@@ -252,17 +257,17 @@ class OverRanks:
 
     def _received_back(
         self, b: SharedBucket, of_rank: Sequence[Tensor]
-    ) -> tuple[PartsOfT, dict[str, list[Tensor]]]:
+    ) -> tuple[PartsOfT, PartsOfCarry]:
         """This rank's parts of T by member, and of the carry by name."""
         its = self.table
-        left: dict[str, list[Tensor]] = {name: [] for name in its.shapes}
+        left: PartsOfCarry = {name: (shape, []) for name, shape in its.shapes.items()}
         shapes = [b.pieces(i)[its.me].shape for i in range(len(b.members))]
         T = PartsOfT(shapes, [[] for _ in shapes])
         factors = list[Tensor]()
         for item in sorted(its.back.received, key=lambda item: item.j):
             X, name, part = _arrived(b, item, of_rank), item.slot.name, its.mine[item.j]
             if name in left:
-                left[name].append(X)
+                left[name][1].append(X)
                 continue
             if name == parts.L:
                 factors.append(X)

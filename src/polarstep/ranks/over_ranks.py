@@ -21,6 +21,7 @@ from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.agree import Agreement, all_finite
 from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.layout import Layout
+from polarstep.ranks.local_shard import LocalState
 from polarstep.state import State
 
 __all__ = ["StepOverRanks"]
@@ -35,7 +36,6 @@ class StepOverRanks:
         self._failure: Exception | None = None
         self._checked = CheckedOptions()
         self._checked_for: Sequence[tuple[Tensor, Layout]] = ()
-        self._is_sharded = False  # whether a parameter is a DTensor on this rank alone
 
     def collected(
         self,
@@ -53,13 +53,6 @@ class StepOverRanks:
         this rank in the step so far. ``hooked``: whether hooks of this rank look at the step;
         ``everywhere``: how many of them all ranks must have.
         """
-        if not spread:
-            if error is not None:
-                raise error
-            for number, group in enumerate(groups):
-                self._checked.check(number, group)
-            self._is_sharded = bool(self._distribution.whole(groups))
-            return [collect(group) for group in groups]
         self._failure = None
         try:
             if spread is not self._checked_for:
@@ -99,13 +92,10 @@ class StepOverRanks:
         draws: Draws,
         hooks: tuple[PolarHook, ...],
     ) -> None:
-        """Update the matrices of ``muon``, of which no other rank has a part.
+        """Update the matrices of ``muon``, of which some are a ``DTensor`` on this rank alone.
 
-        A ``DTensor`` on one rank is updated as the plain tensor that is its local part.
+        It is updated as the plain tensor that is its local part.
         """
-        if not self._is_sharded:
-            step(muon, state, draws, replayed, hooks)
-            return
         here = self._distribution.local_state(state)
         step(here.begin(muon), here, draws, replayed, hooks)
         here.settle()
@@ -122,12 +112,14 @@ class StepOverRanks:
 
         An error in it is told when the step ends: other ranks wait for what this rank has to send.
         """
-        works, shares = self._distribution.shares(muon, state, draws, hooked=self._agreement.hooked)
-        here, errors = self._distribution.local_state(state), shares.errors
+        hooked = self._agreement.hooked
+        works, here, shares = self._distribution.shares(muon, state, draws, hooked=hooked)
+        errors = shares.errors
         hooks = tuple(_noting_errors(hook, errors) for hook in hooks)
         step(works, here, draws, replayed, hooks, shares)
         try:
-            here.settle()
+            if isinstance(here, LocalState):
+                here.settle()
         except Exception as error:
             errors.append(error)
         self._failure = errors[0] if errors else None

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-from weakref import WeakKeyDictionary
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -31,9 +31,9 @@ from polarstep.groups import Group
 from polarstep.maps import Draw
 
 if TYPE_CHECKING:
-    from polarstep.ranks.parts import SharedBucket, Table
+    from polarstep.ranks.parts import SharedBucket
 
-__all__ = ["OwnedGraphs", "can_replay"]
+__all__ = ["OwnedGraph", "can_replay", "is_worth_a_graph"]
 
 # (what was received, the draw of the step, a tensor to write to or None) ↦ what is sent.
 Compute = Callable[[Tensor, Draw, Tensor | None], Tensor]
@@ -44,66 +44,35 @@ def can_replay(group: Group, device: torch.device) -> bool:
     return device.type == "cuda" and runs_by_kernels(group, device)
 
 
-class OwnedGraphs:
-    """The graphs of all buckets of an optimizer in which this rank owns matrices."""
+def is_worth_a_graph(b: SharedBucket, count: int) -> bool:
+    """Whether the steps of a bucket are captured, of which this rank computes ``count`` matrices.
 
-    def __init__(self) -> None:
-        # Graphs are dropped with their table. Only buckets that are captured have an entry.
-        self._buckets: WeakKeyDictionary[Table, _Bucket] = WeakKeyDictionary()
-
-    def run(
-        self, table: Table, b: SharedBucket, compute: Compute, received: Tensor, draw: Draw
-    ) -> Tensor:
-        """What ``compute(received, draw, None)`` returns, from a replay where there is a graph for it.
-
-        The result stays valid until the next call for the same table.
-        """
-        if not _repeats(b, len(table.owned)):
-            return compute(received, draw, None)
-        bucket = self._buckets.setdefault(table, _Bucket(received.device))
-        return bucket.run(compute, received, draw, beside=self._graph_on(received.device))
-
-    def _graph_on(self, device: torch.device) -> torch.cuda.CUDAGraph | None:
-        """A graph of any bucket on ``device``. Buckets run one after the other and can share memory."""
-        graphs = (
-            graph
-            for bucket in self._buckets.values()
-            if bucket.device == device
-            for found in bucket.replays.graphs.values()
-            for graph in found
-        )
-        return next(graphs, None)
-
-
-def _repeats(b: SharedBucket, count: int) -> bool:
-    """Whether later steps of a bucket make the same launches, and a graph of them is worth its memory.
-
-    The first step of a map with state differs from later steps: no carry has been received. A graph
-    holds the memory of its tensors between steps. It is not worth it where the ``count`` matrices that
-    are computed here have more than :data:`LARGEST_BUCKET` bytes: they compute for longer than their
-    launches take.
+    A graph holds the memory of its tensors between steps. It is not worth it for more than
+    :data:`LARGEST_BUCKET` bytes of M, which compute for longer than their launches take.
     """
     its = b.key
     return (
-        (its.resumed or not its.polar.traits.carries)
+        count > 0
         and 2 * count * its.m * its.n <= LARGEST_BUCKET
         and all(can_replay(member.group, its.device) for member in b.members)
     )
 
 
-class _Bucket:
+class OwnedGraph:
     """The tensors that the graphs of one bucket read and write, and the graphs."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.replays = Replays()
+    def __init__(self, device: torch.device, all_graphs: WeakSet[OwnedGraph]) -> None:
+        self.device, self.replays = device, Replays()
+        self._all = all_graphs  # of the optimizer
+        self._all.add(self)
         self._inputs: dict[str, Tensor] = {}
         self._sent: Tensor | None = None
 
-    def run(
-        self, compute: Compute, received: Tensor, draw: Draw, beside: torch.cuda.CUDAGraph | None
-    ) -> Tensor:
-        """``compute`` on tensors that keep their places, launched or replayed."""
+    def run(self, compute: Compute, received: Tensor, draw: Draw) -> Tensor:
+        """What ``compute(received, draw, None)`` returns, launched or replayed.
+
+        The result stays valid until the next call.
+        """
         there = self._placed("received", received)
         numbers = None if draw.numbers is None else self._placed("numbers", draw.numbers)
         finite = None if draw.finite is None else self._placed("finite", draw.finite)
@@ -114,9 +83,20 @@ class _Bucket:
             self._sent = compute(there, Draw(numbers, finite), self._sent)
 
         self.replays.count(kind, places)
-        self.replays.run(kind, launch, [self.device], beside=beside)
+        self.replays.run(kind, launch, [self.device], beside=self._beside())
         assert self._sent is not None
         return self._sent
+
+    def _beside(self) -> torch.cuda.CUDAGraph | None:
+        """A graph of any bucket on the device. Buckets run one after the other and can share memory."""
+        graphs = (
+            graph
+            for bucket in self._all
+            if bucket.device == self.device
+            for found in bucket.replays.graphs.values()
+            for graph in found
+        )
+        return next(graphs, None)
 
     def _placed(self, name: str, given: Tensor) -> Tensor:
         """A copy of ``given`` at the place that the graphs know by ``name``."""

@@ -34,7 +34,17 @@ from polarstep.ranks.layout import Layout, Piece
 from polarstep.ranks.plans import factor_width, wire_dtype
 from polarstep.state import State, carried_dtype
 
-__all__ = ["Item", "Part", "SharedBucket", "Slot", "Table", "Way", "computing_ranks", "part_of"]
+__all__ = [
+    "Item",
+    "Part",
+    "PartsOfCarry",
+    "SharedBucket",
+    "Slot",
+    "Table",
+    "Way",
+    "computing_ranks",
+    "part_of",
+]
 
 
 # What travels beside carries, by names that no carry has.
@@ -42,6 +52,8 @@ M, T, L, R = "(M)", "(T)", "(L)", "(R)"
 
 # The shape of each tensor that a map carries for one matrix.
 Shapes = dict[str, tuple[int, ...]]
+# By name that shape, and this rank's part of the carry of each matrix of a bucket.
+PartsOfCarry = dict[str, tuple[tuple[int, ...], list[Tensor]]]
 
 
 @dataclass(frozen=True)
@@ -119,7 +131,8 @@ class SharedBucket(TensorBucket):
     def decides(self) -> tuple[Any, ...]:
         """Everything that decides which part is sent to which rank."""
         members = tuple((id(each.param), each.block) for each in self.members)
-        return replace(self.key, step=0, resumed=False), members, tuple(self.layouts)
+        fused = tuple(member.group["fused"] for member in self.members)
+        return replace(self.key, step=0, resumed=False), members, tuple(self.layouts), fused
 
     @property
     def bytes_of_one(self) -> int:
@@ -149,18 +162,17 @@ class SharedBucket(TensorBucket):
         member = self.members[i]
         return {name: carries.found(self.state, member, name, s) for name, s in shapes.items()}
 
-    def keep(self, left: Any) -> None:
-        """Store this rank's parts of the carry: for each name a list, with an entry for each matrix."""
-        shapes = carries.shapes_of(self.key, self.dtype)
-        first = 0
-        for member in self.members:
-            finite = member.work.finite
-            flag = None if finite is None else finite[member.index]
-            for name, shape in shapes.items():
-                part = torch.stack(left[name][first : first + member.count])
+    def keep(self, left: PartsOfCarry) -> None:
+        """Store this rank's parts of the carry for the next step."""
+        for name, (shape, parts) in left.items():
+            first = 0
+            for member in self.members:
+                finite = member.work.finite
+                flag = None if finite is None else finite[member.index]
+                part = torch.stack(parts[first : first + member.count])
                 dtype = carried_dtype(self.map, name, member.param.dtype)
                 carries.put(self.state, member, name, shape, part, flag, dtype)
-            first += member.count
+                first += member.count
 
 
 class Slot(NamedTuple):
