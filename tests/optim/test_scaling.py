@@ -7,6 +7,7 @@ singular values are lifted.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from typing import get_args
@@ -264,6 +265,23 @@ def test_a_low_rank_update_is_scaled_matrix_by_matrix():
         assert max(factors) > 1.5 * min(factors)
         expected = torch.stack([f * each for f, each in zip(factors, T, strict=True)])
         torch.testing.assert_close(found, expected, atol=2e-4, rtol=0)
+
+
+@dataclass(frozen=True)
+class Measured(ps.PolarMap):
+    """A map of a user's own that says its norm, which is zero for a zero matrix."""
+
+    def step(self, M, carry, draw):
+        polar, left = ps.NewtonSchulz().step(M, carry, draw)
+        T = polar.dense
+        return base.Polar(M, T, squared_norm=lambda: T.square().sum((-2, -1))), left
+
+
+def test_a_map_that_says_that_its_norm_is_zero_moves_nothing():
+    W = nn.Parameter(torch.ones(4, 6))
+    W.grad = torch.zeros(4, 6)
+    ps.Muon([W], lr=0.1, polar=Measured(), shape_scale="rms").step()
+    assert torch.equal(W, torch.ones(4, 6))
 
 
 def test_zero_matrices_stay_beside_others():
