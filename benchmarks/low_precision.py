@@ -2,7 +2,7 @@
 
     python benchmarks/low_precision.py run --seeds 0,1,2 --out runs.jsonl          # on a CPU, minutes
     python benchmarks/low_precision.py run TRAIN.bin VAL.bin --out runs.jsonl      # on a GPU
-    python benchmarks/low_precision.py table results/low-precision/runs.jsonl      # summary.md
+    python benchmarks/low_precision.py table low-precision.jsonl
 
 Without shards a GPT of 2 layers × 48 reads the characters of the text shipped with the laboratory, 250
 steps of 8 × 48. With shards (``polarstep tokenize`` writes them) a GPT of 5 layers × 768 reads 1500

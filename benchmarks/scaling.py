@@ -3,11 +3,11 @@
     python benchmarks/scaling.py plan
     python benchmarks/scaling.py run TRAIN.bin VAL.bin --out scaling.jsonl --seconds 540
     python benchmarks/scaling.py run TRAIN.bin VAL.bin --width 2048
-    python benchmarks/scaling.py table results/scaling/runs.jsonl > results/scaling/summary.md
+    python benchmarks/scaling.py table results/scaling/records.jsonl.gz
 
 The loop is that of ``frontier.py``: a GPT of 5 layers, one pass, rate 0.014, with a schedule that is
 stretched to the length of the run. Runs are made in the order of ``plan``. A run whose record is in
-``--out``, or in ``results/frontier/runs.jsonl``, is not made again. For a study on another text,
+``--out``, or in ``results/frontier``, is not made again. For a study on another text,
 ``--frontier`` names records of ``frontier.py`` on that text, or a file that does not exist. With
 ``--seconds`` no run is started that would probably end later.
 
@@ -47,11 +47,12 @@ from frontier import (
     shape_of,
     shards,
 )
+from polarstep_lab import records
 from polarstep_lab.estimates import student
 from polarstep_lab.storage import read_lines
 from which_text import text_of_shards
 
-FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/runs.jsonl"
+FRONTIER = Path(__file__).resolve().parent.parent / "results/frontier/records.jsonl.gz"
 LOW_RANK, DEFLATED = "low-rank", "deflated"
 SIXTH, EIGHTH, TWELFTH = "deflated-sixth", "deflated-eighth", "deflated-twelfth"
 NAMES = (FULL, SIXTH, LOW_RANK)
@@ -152,12 +153,19 @@ def recorded(*paths: Path) -> list[dict[str, Any]]:
     """
     rows = []
     for path in paths:
-        for row in read_lines(path):
+        for row in _rows(path):
             row = row | {"map": IN_FRONTIER.get(row["map"], row["map"])}
             row.setdefault("width", WIDTH)
             if row["map"] in (FULL, *WORDS) and row["lr"] == RATE and row["seed"] != CHOICE:
                 rows.append(row)
     return rows
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    """The runs that a script wrote, or those of a study's records."""
+    if path.suffix != ".gz":
+        return read_lines(path)
+    return [records.flat(line) for line in records.read(path) if line["part"] == "runs"]
 
 
 Unit = Literal["tokens", "width"]
@@ -402,9 +410,9 @@ def main() -> None:
         )
     options = parser.parse_args()
     if options.command == "table":
-        records = recorded(options.records, options.frontier)
-        say_left_out(records, SHAPES)
-        print("\n".join([*table(records, "tokens"), "", *table(records, "width")]))
+        found = recorded(options.records, options.frontier)
+        say_left_out(found, SHAPES)
+        print("\n".join([*table(found, "tokens"), "", *table(found, "width")]))
     elif options.command == "run":
         make(options)
     else:

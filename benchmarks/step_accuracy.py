@@ -2,6 +2,7 @@
 
     python benchmarks/step_accuracy.py                 # on the GPU if there is one
     python benchmarks/step_accuracy.py --quick         # small matrices, to see that it works
+    python benchmarks/step_accuracy.py --json accuracy.jsonl
 
 Everything is read from the parameters before and after ``Muon.step()``: with X = 0, β = 0 and a rate of
 one the step leaves X = −T(G). Of that T the benchmark prints γ and ν, for every map:
@@ -20,8 +21,10 @@ where the applied update is better.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -206,26 +209,35 @@ class Case:
         return gamma, gamma - self.reference, max(norm - 1, 0.0)
 
 
-def report(what: str, name: str, measured: Sequence[tuple[float, float, float]]) -> None:
-    """Print the median and the largest γ, the largest Δγ and the largest ν of one map."""
+Row = dict[str, Any]
+
+
+def report(what: str, name: str, measured: Sequence[tuple[float, float, float]]) -> Row:
+    """Print and return the median and the largest γ, the largest Δγ and the largest ν of one map."""
     gamma, delta, nu = zip(*measured, strict=True)
-    print(
-        f"  {what:34} {name:50} γ {statistics.median(gamma):8.4f} {max(gamma):8.4f}"
-        f"   Δγ {max(delta):8.4f}   ν {max(nu):.4f}",
-        flush=True,
-    )
+    result = {
+        "gamma_median": statistics.median(gamma),
+        "gamma_largest": max(gamma),
+        "delta_gamma": max(delta),
+        "nu": max(nu),
+    }
+    median, largest, apart, nu = result.values()
+    told = f"γ {median:8.4f} {largest:8.4f}   Δγ {apart:8.4f}   ν {nu:.4f}"
+    print(f"  {what:34} {name:50} {told}", flush=True)
+    return {"variant": name, "config": {"matrices": what}, "result": result}
 
 
 def report_synthetic(
     m: int, n: int, rank: int, tested: dict[str, ps.PolarMap], device: torch.device
-) -> None:
-    """Print what maps do to matrices of every spectrum, at the first step and the third."""
+) -> Iterator[Row]:
+    """What maps do to matrices of every spectrum, at the first step and the third."""
     matrices = synthetic(m, n)
     cases = {name: Case(M, rank, device) for name, M in matrices.items()}
     for name, polar in tested.items():
         first, _, third = applied(name, polar, [matrices] * 3, device)
         for what, case in cases.items():
-            report(f"{what}, {m}×{n}", name, [case.measure(T[what]) for T in (first, third)])
+            found = [case.measure(T[what]) for T in (first, third)]
+            yield report(f"{what}, {m}×{n}", name, found)
 
 
 def main() -> None:
@@ -233,15 +245,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--quick", action="store_true", help="small matrices and few steps")
+    parser.add_argument("--json", type=Path, help="append what was measured to this file")
     options = parser.parse_args()
     device = torch.device(options.device)
-    short, rank, steps, width = (128, 32, 3, 256) if options.quick else (768, 200, 40, 512)
     print(machine(device))
+    line: Row = {"kind": "accuracy", "study": "step-cost", "part": f"{device.type}-accuracy"}
+    line["environment"] = {"machine": machine(device)}
+    for row in rows(device, quick=options.quick):
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line | row, ensure_ascii=False) + "\n")
+
+
+def rows(device: torch.device, *, quick: bool) -> Iterator[Row]:
+    """What every map does to all matrices, printed as it is measured."""
+    short, rank, steps, width = (128, 32, 3, 256) if quick else (768, 200, 40, 512)
     for m, n in ((short, short), (short, 4 * short)):
-        report_synthetic(m, n, rank, maps(rank, short), device)
-    if device.type == "cuda" and not options.quick:
+        yield from report_synthetic(m, n, rank, maps(rank, short), device)
+    if device.type == "cuda" and not quick:
         for side in WIDE:
-            report_synthetic(side, side, WIDE_RANK, wide_maps(), device)
+            yield from report_synthetic(side, side, WIDE_RANK, wide_maps(), device)
     followed = turning(short, 2 * short, steps=6)
     turned = [{name: Case(M, rank, device) for name, M in each.items()} for each in followed]
     made = maps(rank, short)
@@ -251,7 +274,7 @@ def main() -> None:
             measured = [
                 case[what].measure(T[what]) for case, T in zip(turned, updates, strict=True)
             ]
-            report(f"{what}, turning", name, measured[1:])
+            yield report(f"{what}, turning", name, measured[1:])
     # Steps in eight bits begin at 512 rows.
     history = recorded(device, steps, width)
     looked_at = [step for step in range(len(history)) if step < 8 or step % 8 in (0, 7)]
@@ -265,7 +288,7 @@ def main() -> None:
             for step, T in enumerate(applied(name, polar, history, device))
             for key, case in momentum.get(step, {}).items()
         ]
-        report(f"recorded momentum, {len(found)} matrices", name, found)
+        yield report(f"recorded momentum, {len(found)} matrices", name, found)
 
 
 if __name__ == "__main__":

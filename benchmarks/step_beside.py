@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import subprocess
@@ -9,8 +10,6 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Any
-
-from polarstep_lab.storage import read_json
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPT = Path(__file__).with_name("step_cost.py")
@@ -75,7 +74,7 @@ def _steps_of(root: Path, names: list[str], options: list[str]) -> dict[Key, dic
     """The rows that ``step_cost.py`` measures with the package under ``root``/src."""
     source = root / "src"
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "steps.json"
+        out = Path(folder) / "steps.jsonl"
         command = [sys.executable, str(SCRIPT), "--only-steps", "--json", str(out), *options]
         command += [f"--workload={name}" for name in names]
         search = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
@@ -84,7 +83,7 @@ def _steps_of(root: Path, names: list[str], options: list[str]) -> dict[Key, dic
         )
         if done.returncode != 0:
             raise RuntimeError(f"{' '.join(command)} with {source} failed:\n{done.stderr}")
-        record = read_json(out)
+        rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     lines = done.stdout.splitlines()
     (package,) = (line.removeprefix(PACKAGE) for line in lines if line.startswith(PACKAGE))
     if not Path(package).is_relative_to(source):
@@ -92,4 +91,4 @@ def _steps_of(root: Path, names: list[str], options: list[str]) -> dict[Key, dic
             f"the steps were measured with {package}: expected the package under {source}; "
             "give --beside the root of a checkout, which has src/polarstep"
         )
-    return {(row["workload"], row["optimizer"]): row for row in record["steps"]}
+    return {(row["config"]["workload"], row["variant"]): row["result"] for row in rows}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import polarstep as ps
-from every_second import Between
 
 Make = Callable[[], torch.optim.Optimizer]
 
@@ -96,9 +95,6 @@ def maps(rank: int, oversample: int) -> dict[str, Callable[[], ps.PolarMap]]:
         "Deflated 56, warm, one step": lambda: one_step(warm(56)),
         "Deflated 88, warm, one step": lambda: one_step(warm(88)),
         "Deflated 120, warm, one step": lambda: one_step(warm(120)),
-        # The mean of one of these and of "one step" is the price of lifting at every second step.
-        "Deflated 120, warm, between: scaled": lambda: Between(one_step(warm(120))),
-        "Deflated 120, warm, between: head": lambda: Between(one_step(warm(120)), "head"),
         "Deflated 48, Gaussian h=1, one step": lambda: one_step(ps.LowRank(48, 8, inner=INNER)),
         "auto": lambda: ps.Auto(),
         "auto, cheap": lambda: ps.Auto("cheap"),

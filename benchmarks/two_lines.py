@@ -39,6 +39,7 @@ from typing import Any
 
 from differences import percent
 from frontier import rate_factor
+from polarstep_lab import records
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.storage import read_lines
 
@@ -160,7 +161,7 @@ class Runs:
         asked["steps"] = steps
         if method == "default":
             asked["commit"] = self.how.commit
-        for record in read_lines(self.how.out):
+        for record in recorded(self.how.out):
             if all(record.get(key) == value for key, value in asked.items()):
                 return record
         begin = time.perf_counter()
@@ -169,7 +170,7 @@ class Runs:
         row["seconds"] = round(time.perf_counter() - begin, 1)
         row["ended"] = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         with self.how.out.open("a") as file:  # one write, so that workers do not mix their lines
-            file.write(json.dumps(row, allow_nan=False) + "\n")
+            file.write(json.dumps(as_line(row), allow_nan=False) + "\n")
         told = f"{loss_of(row):.4f}, test {loss_of(row, 'test'):.4f}, {row['ms']:.1f} ms"
         told = f"{family}:{method}:{in_words(options)}:{seed} {told}, {row['seconds']:.0f} s"
         print(told, flush=True)
@@ -234,12 +235,12 @@ Group = tuple[str, str, str]
 """Family, method and options of runs that differ in their seeds; of defaults the commit, too."""
 
 
-def grouped(records: Iterable[Record]) -> dict[Group, dict[int, Record]]:
+def grouped(found_runs: Iterable[Record]) -> dict[Group, dict[int, Record]]:
     """The runs by what they have in common, then by seed."""
     from two_lines_families import FAMILIES as usual
 
     found: dict[Group, dict[int, Record]] = {}
-    for record in records:
+    for record in found_runs:
         how = in_words(record["options"])
         if record["method"] == "default":
             how = f"{how} at {record['commit'][:8]}".lstrip()
@@ -250,9 +251,9 @@ def grouped(records: Iterable[Record]) -> dict[Group, dict[int, Record]]:
     return found
 
 
-def table(records: Sequence[Record]) -> Iterator[str]:
+def table(runs_of_all: Sequence[Record]) -> Iterator[str]:
     """Markdown: each family's methods over seeds 0 to 2, against AdamW, and what was tried on seed 3."""
-    groups = grouped(records)
+    groups = grouped(runs_of_all)
     for family in dict.fromkeys(family for family, *_ in groups):
         its = {key: runs for key, runs in groups.items() if key[0] == family}
         final = {
@@ -342,9 +343,32 @@ def main() -> None:
         list(pool.map(runs.job, options.jobs))
 
 
-def recorded(folder: Path) -> list[Record]:
-    """All records of a folder."""
-    return [row for path in sorted(folder.glob("*.jsonl")) for row in read_lines(path)]
+CONFIG = ("family", "method", "options", "seed", "steps", "why", "tokens")
+ENVIRONMENT = ("commit", "workers", "device", "torch", "seconds", "ended")
+"""What a record says of the run and of the machine; digests of the text are of the machine, too."""
+
+
+def as_line(row: Record) -> dict[str, Any]:
+    """A record as a line of results/two-lines."""
+    where = {key for key in row if key in ENVIRONMENT or key.endswith("digest")}
+    result = row.keys() - where - {*CONFIG, "curve"}
+    return {
+        "kind": "run",
+        "study": "two-lines",
+        "part": "cpu" if row["device"] == "cpu" else row["device"].split()[-1].lower(),
+        "variant": f"{row['family']}/{row['method']}",
+        "program": "benchmarks/two_lines.py",
+        "config": {key: row[key] for key in CONFIG if key in row},
+        "environment": {key: row[key] for key in row if key in where},
+        "result": {key: row[key] for key in row if key in result},
+        "logs": {"curve": row["curve"]},
+    }
+
+
+def recorded(path: Path) -> list[Record]:
+    """The records in the folder of a study, or in a file of lines without one that was cut short."""
+    lines = records.read(path) if path.is_dir() else read_lines(path)
+    return [records.flat(line) for line in lines]
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
 """What does a whole training step cost, and which part of it is the optimizer's?
 
-    python benchmarks/whole_step.py --out whole-step.jsonl          # three widths, on the GPU
+    python benchmarks/whole_step.py --json whole-step.jsonl         # three widths, on the GPU
     python benchmarks/whole_step.py --width 2048 --tokens 16384
     python benchmarks/whole_step.py --quick                         # tiny, a few seconds on a laptop
 
-Needs torch and this package alone (``PYTHONPATH=src`` in a clone). The model is the laboratory's GPT, compiled and in
-bfloat16 on a GPU, with random tokens. All optimizers of a width update one model and take turns, so that
-a machine that slows down slows all of them; a figure is the median over the rounds. ``optimizer_ms`` is
-the time from the end of the backward pass to the end of ``step()``. ``polarstep pack whole-step.jsonl
---out results/step-cost`` keeps what was measured.
+Needs torch and this package alone (``PYTHONPATH=src`` in a clone). The model is the laboratory's GPT,
+compiled and in bfloat16 on a GPU, with random tokens. All optimizers of a width update one model and
+take turns, so that a machine that slows down slows all of them; a figure is the median over the rounds.
+``optimizer_ms`` is the time from the end of the backward pass to the end of ``step()``. ``polarstep pack
+whole-step.jsonl --out results/step-cost`` keeps what was measured.
 """
 
 from __future__ import annotations
@@ -89,18 +89,14 @@ def measured(
     tokens = torch.randint(size.vocabulary, (size.tokens // size.context, size.context + 1))
     x, y = (part.contiguous().to(device) for part in (tokens[:, :-1], tokens[:, 1:]))
     wrap: Any = compiled if device.type == "cuda" else lambda function: function
-    autocast = (
-        torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
-    )
+    autocast = torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
 
     def gradients() -> None:
         with autocast:
             loss = model.loss(x, y, wrap) / y.numel()
         loss.backward()  # type: ignore[no-untyped-call]
 
-    made = {
-        name: make() for name, make in optimizers(model).items() if not only or name in only
-    }
+    made = {name: make() for name, make in optimizers(model).items() if not only or name in only}
     for parts in made.values():
         for _ in range(WARM_UP):
             _step(gradients, parts)
@@ -178,7 +174,7 @@ def commit() -> str:
 
 
 def main() -> None:
-    """Measure, print, and append a line for each row to --out."""
+    """Measure, print, and append a line for each row to --json."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--width", type=int, action="append", help="only this one; may be repeated")
@@ -189,7 +185,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="of each optimizer in a round")
     parser.add_argument("--quick", action="store_true", help="a tiny model and few steps")
     parser.add_argument("--commit", help="for a copy without git")
-    parser.add_argument("--out", type=Path, help="append lines of records to this file")
+    parser.add_argument("--json", type=Path, help="append lines of records to this file")
     options = parser.parse_args()
     device = torch.device(options.device)
     torch.set_float32_matmul_precision("high")
@@ -213,8 +209,8 @@ def main() -> None:
             print(f"  width {size.width:5} {name:22} {told}  {share}", flush=True)
             line = {"kind": "time", "study": "step-cost", "part": part, "variant": name}
             line |= {"config": asked, "environment": made_of, "result": row}
-            if options.out:
-                with options.out.open("a", encoding="utf-8") as file:
+            if options.json:
+                with options.json.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line, ensure_ascii=False) + "\n")
         torch.cuda.empty_cache()
 

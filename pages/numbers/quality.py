@@ -169,7 +169,7 @@ def _gain_of_rows() -> Change:
     """What normalized rows do in the mean of all maps that have them, each at its own rate."""
     seeds: dict[int, list[float]] = {}
     for name in dict.fromkeys(name for name, _ in perplexities("test")):
-        if name.endswith("+rows") and chosen(name) is not None:
+        if name in MAPS.values() and name.endswith("+rows"):
             ours, theirs = trained(name), trained(name.removesuffix("+rows"))
             found = perplexities("test" if _halves(ours, theirs) else "perplexity")
             for seed in _reported(found[ours]).keys() & found[theirs].keys():

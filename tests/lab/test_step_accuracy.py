@@ -44,9 +44,11 @@ def test_the_wide_maps_have_the_head_of_an_8b_layer(accuracy, capsys):
     narrow = {
         name: replace(polar, head=replace(polar.head, rank=8)) for name, polar in maps.items()
     }
-    accuracy.report_synthetic(48, 48, 8, narrow, torch.device("cpu"))
+    rows = [*accuracy.report_synthetic(48, 48, 8, narrow, torch.device("cpu"))]
     told = capsys.readouterr().out
     assert all(name in told for name in maps)
+    assert {row["variant"] for row in rows} == {*maps}
+    assert all(0 <= row["result"]["nu"] < 1 for row in rows)
 
 
 def test_a_zero_and_a_rank_deficient_matrix_pass_through_every_map(accuracy):

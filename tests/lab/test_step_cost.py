@@ -1,13 +1,9 @@
-"""benchmarks/step_cost.py and its parts: what is measured, how two versions are compared, the figure."""
+"""benchmarks/step_cost.py and whole_step.py: what is measured, and how two versions are compared."""
 
 from __future__ import annotations
 
 import importlib
-import json
-import re
-import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,9 +11,11 @@ import pytest
 import torch
 
 import polarstep as ps
+from polarstep_lab.records import read
+from polarstep_lab.records.pack import pack
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("cost", "workloads", "optimizers", "times", "phases", "sweeps", "beside")
+PARTS = ("cost", "workloads", "optimizers", "times", "beside")
 
 
 @pytest.fixture(scope="module")
@@ -28,42 +26,30 @@ def step():
 
 @pytest.fixture
 def command(step, tmp_path, monkeypatch):
-    """Call the command with options; returns the record it wrote. Each turn is a single step."""
+    """Call the command with options; returns the lines it wrote. Each turn is a single step."""
     monkeypatch.setattr(step.times, "LEAST_MILLISECONDS", 0)
 
     def run(*options):
-        out = tmp_path / "record.json"
+        out = tmp_path / "record.jsonl"
         argv = ["step_cost.py", "--device=cpu", "--quick", f"--json={out}", *options]
         monkeypatch.setattr("sys.argv", argv)
         step.cost.main()
-        return json.loads(out.read_text(encoding="utf-8"))
+        return read(out)
 
     return run
 
 
-def test_only_steps_measures_adamw_and_the_optimizers_asked_for(command, capsys):
-    record = command("--only-steps", "--optimizer=auto")
-    assert record.keys() == {"machine", "steps"}
+def test_only_steps_measures_adamw_and_the_optimizers_asked_for(command, capsys, tmp_path):
+    adamw, auto = command("--only-steps", "--optimizer=auto", "--part=here")
     assert f"package: {Path(ps.__file__).resolve()}\n" in capsys.readouterr().out
-    assert [row["optimizer"] for row in record["steps"]] == ["AdamW, fused", "auto"]
-    adamw, auto = record["steps"]
-    assert adamw.keys() == auto.keys() == {"workload", "optimizer", "ms", "ratio"}
-    assert adamw["ratio"] == 1
-    assert auto["ratio"] == auto["ms"] / adamw["ms"]
-
-
-def test_a_whole_run_has_phases_and_a_floor(command):
-    record = command("--optimizer=LowRank, warm")
-    assert record.keys() == {"machine", "steps", "phases", "floor", "rates"}
-    assert list(record["phases"]["small"]) == [
-        "momentum",
-        "sketch",
-        "orthonormalization",
-        "project",
-        "inner iteration",
-        "lift and update",
-    ]
-    assert record["floor"].keys() == {"small"}
+    assert [line["variant"] for line in (adamw, auto)] == ["AdamW, fused", "auto"]
+    assert adamw["result"].keys() == auto["result"].keys() == {"ms", "ratio"}
+    assert adamw["result"]["ratio"] == 1
+    assert auto["result"]["ratio"] == auto["result"]["ms"] / adamw["result"]["ms"]
+    assert auto["config"] == {"workload": "small"}
+    assert auto["part"] == "here"
+    pack([tmp_path / "record.jsonl"], tmp_path / "step-cost")
+    assert read(tmp_path / "step-cost") == [adamw, auto]
 
 
 def test_an_unknown_workload_is_refused(command, capsys):
@@ -78,15 +64,6 @@ def test_an_unknown_optimizer_is_refused(command, capsys):
     assert "--optimizer nope: expected one of: AdamW, fused; LowRank" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("record", ["h200-before", "h200-steps"])
-def test_only_the_record_of_a_whole_run_is_drawn(step, monkeypatch, capsys, record):
-    path = ROOT / "results" / "step-cost" / f"{record}.json"
-    monkeypatch.setattr("sys.argv", ["step_cost.py", f"--figure={path}"])
-    with pytest.raises(SystemExit):
-        step.cost.main()
-    assert "expected the record of a whole run, with phases" in capsys.readouterr().err
-
-
 def test_rows_that_are_asked_for_sketch_every_shape_and_the_table_does_not_have_them(command, step):
     forced = step.optimizers.forced(4096)
     inner = step.optimizers.INNER
@@ -98,8 +75,8 @@ def test_rows_that_are_asked_for_sketch_every_shape_and_the_table_does_not_have_
         )
         for part, rank in heads.items()
     } | {"LowRank, ℓ = a quarter": ps.LowRank(1016, 8, 0, inner=inner, always_sketch=True)}
-    rows = command("--only-steps", *(f"--optimizer={name}" for name in forced))["steps"]
-    assert [row["optimizer"] for row in rows] == ["AdamW, fused", *forced]
+    lines = command("--only-steps", *(f"--optimizer={name}" for name in forced))
+    assert [line["variant"] for line in lines] == ["AdamW, fused", *forced]
 
 
 def test_the_table_leaves_out_what_is_only_asked_for(step, monkeypatch):
@@ -117,8 +94,8 @@ def test_widths_between_those_of_the_table_are_measured_by_name(command, step, m
     monkeypatch.setitem(
         step.workloads.BETWEEN, "width 640", step.workloads.Workload([(2, 64, 64)], 8, 8)
     )
-    rows = command("--only-steps", "--workload=width 640", "--optimizer=auto")["steps"]
-    assert {row["workload"] for row in rows} == {"width 640"}
+    lines = command("--only-steps", "--workload=width 640", "--optimizer=auto")
+    assert {line["config"]["workload"] for line in lines} == {"width 640"}
 
 
 def test_an_optimizer_that_the_package_lacks_is_left_out(step, capsys):
@@ -153,21 +130,6 @@ def test_muon_by_hand_takes_the_steps_of_the_package(step):
     by_hand, batched, ours = moved
     torch.testing.assert_close(batched, by_hand)
     torch.testing.assert_close(ours, by_hand, rtol=1e-4, atol=1e-5)
-
-
-def test_the_floor_counts_bytes_and_products(step):
-    workload = step.workloads.Workload([(2, 3, 5), (1, 7, 11)], rank=3, oversample=1)
-    entries = 2 * 3 * 5 + 7 * 11
-    never = float("inf")
-    bytes_alone = step.phases.floor(workload, {"bytes_per_ms": 1, "flops_per_ms": never})
-    flops_alone = step.phases.floor(workload, {"bytes_per_ms": never, "flops_per_ms": 1})
-    assert bytes_alone == 26 * entries
-    assert flops_alone == 3 * (2 * entries * 4)
-
-
-def test_the_exponent_of_a_power_law(step):
-    rows = [{"x": x, "map": 3 * x**2.5 + (x < 8) * 50} for x in (2, 4, 8, 16, 32, 64)]
-    assert step.sweeps.exponent(rows, "map") == pytest.approx(2.5)
 
 
 @pytest.fixture
@@ -216,7 +178,7 @@ def child(step, monkeypatch):
     def answer(package, returncode=0):
         def run(command, env, **_):
             out = Path(command[command.index("--json") + 1])
-            out.write_text(json.dumps({"steps": []}), encoding="utf-8")
+            out.write_text("", encoding="utf-8")
             said = f"a CPU\npackage: {package}\n"
             return subprocess.CompletedProcess(command, returncode, said, "no such device")
 
@@ -238,110 +200,35 @@ def test_a_measurement_that_fails_says_why(step, child):
         step.beside._steps_of(ROOT, [], [])
 
 
-@pytest.mark.rendered
-@pytest.mark.parametrize("record", ["h200", "cpu"])  # with sweeps and without
-def test_a_record_is_drawn(step, tmp_path, monkeypatch, record):
-    copy = tmp_path / "record.json"
-    copy.write_bytes((ROOT / "results" / "step-cost" / f"{record}.json").read_bytes())
-    monkeypatch.setattr("sys.argv", ["step_cost.py", f"--figure={copy}"])
-    step.cost.main()
-    assert copy.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
+def test_whole_steps_have_the_part_of_the_optimizer(tmp_path, monkeypatch, capsys):
+    """Every row of the table, over one model whose weights all of them move."""
+    whole = importlib.import_module("whole_step")
+    out = tmp_path / "whole.jsonl"
+    words = ["whole_step.py", "--device=cpu", "--quick", f"--json={out}", "--commit=abc"]
+    monkeypatch.setattr("sys.argv", words)
+    whole.main()
+    lines = read(out)
+    rows = [*whole.optimizers(torch.nn.Linear(4, 4))]
+    assert [line["variant"] for line in lines] == rows
+    assert rows[0] == "AdamW"
+    assert {"muon_for", "muon_for, full space", "muon_for, cheap", "torch.optim.Muon"} < {*rows}
+    for line in lines:
+        result = line["result"]
+        assert 0 < result["optimizer_ms"] < result["ms"]
+        assert result["share"] == result["optimizer_ms"] / result["ms"]
+        assert len(result["ms_by_round"]) == 2
+        assert line["config"]["width"] == 32
+        assert line["environment"]["commit"] == "abc"
+    assert lines[0]["result"]["ratio"] == 1
+    assert "AdamW" in capsys.readouterr().out
 
 
-FOLDER = ROOT / "results" / "step-cost"
-PAGES = ("docs/speed.md", "results/step-cost/README.md")
-
-
-def printed_commands(page):
-    """The words of each command of ``step_cost.py`` on a page, after the name of the script."""
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL):
-        words = shlex.split(block.replace("\\\n", " "), comments=True)
-        names = [i for i, word in enumerate(words) if word.endswith("step_cost.py")]
-        if names:
-            (at,) = names
-            yield words[at + 1 :]
-
-
-@pytest.fixture
-def all_peers(monkeypatch):
-    """Every peer can be loaded, dion's CUDA graph too; none of them is made."""
-    monkeypatch.setattr("polarstep_lab.optimizers.peers.load", lambda peer: torch.optim.SGD)
-    graphs = SimpleNamespace(CudaGraphOptimizer=None)
-    monkeypatch.setitem(sys.modules, "dion", SimpleNamespace(cuda_graph=graphs))
-    monkeypatch.setitem(sys.modules, "dion.cuda_graph", graphs)
-
-
-def selected_rows(step, options, device):
-    """Workload and name of every row that a command measures."""
-    usual = step.workloads.WORKLOADS if device.type == "cuda" else step.workloads.ON_A_CPU
-    known = usual | step.workloads.BETWEEN
-    for workload in options.workload or usual:
-        _, rank, oversample = known[workload]
-        others = not (options.only_steps or options.beside)
-        made = step.optimizers.optimizers(
-            [torch.zeros(768, 768)], rank, oversample, device, others=others
-        )
-        for label, _ in step.times.selected(made, options.optimizer):
-            yield workload, label
-
-
-# Rows of maps that the package had when the records were made.
-GONE = {
-    "LowRank, Gaussian h=0, kept 4 steps",
-    "Deflated, Gaussian h=1, rest scaled",
-    "Deflated, Gaussian h=1, rest scaled, rows normalized",
-    "Deflated 120, warm, rest scaled",
-    "Deflated 120, warm, rest scaled, rows normalized",
-}
-COMMANDS = [words for page in PAGES for words in printed_commands(page)]
-
-
-@pytest.mark.parametrize("words", COMMANDS, ids=[words[-1] for words in COMMANDS])
-def test_a_printed_command_makes_the_rows_of_its_record(step, all_peers, words):
-    """Exactly these rows, in this order; nothing is measured here."""
-    options = step.cost._parser().parse_args(words)
-    record = json.loads((ROOT / options.json).read_text(encoding="utf-8"))
-    on_a_cpu = record["machine"].startswith("CPU")
-    assert ("--device" in words) == on_a_cpu  # a GPU is the default where there is one
-    rows = record["beside" if options.beside else "steps"]
-    expected = [(row["workload"], row["optimizer"]) for row in rows if row["optimizer"] not in GONE]
-    device = torch.device("cpu" if on_a_cpu else "cuda")
-    assert [*selected_rows(step, options, device)] == expected
-    assert ("phases" in record) == (not options.only_steps and not options.beside)
-    assert ("sweeps" in record) == options.sweep
-    assert not options.beside or record["rounds"] == options.rounds
-
-
-def test_every_record_has_one_command(step):
-    """On the page under its table, or in the folder's README, which also says where there is none."""
-    made = [step.cost._parser().parse_args(words).json.as_posix() for words in COMMANDS]
-    assert len(made) == len(set(made))
-    page = (ROOT / "docs/speed.md").read_text(encoding="utf-8")
-    marked = set(re.findall(r"<!-- (?:table|speedup|device): (\S+) -->", page))
-    assert marked == {words[-1] for words in printed_commands("docs/speed.md")}
-    readme = (FOLDER / "README.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"`([\w-]+\.(?:json|txt|png))`", readme))
-    assert listed == {path.name for path in FOLDER.iterdir()} - {"README.md"}
-    without = {path.name for path in FOLDER.glob("*.json")} - {Path(path).name for path in made}
-    assert without == {"cpu-bare.json", "h200-rest-scaled.json"}
-    assert "bare_products.py --json results/step-cost/cpu-bare.json" in readme
-    assert "`h200-rest-scaled.json` was made by a prototype" in readme
-
-
-def test_the_products_of_a_step_are_recorded_and_can_be_replayed(step):
-    """As many of a shape as the step has, on numbers of their own."""
-    bare = importlib.import_module("bare_products")
-    p = torch.nn.Parameter(torch.zeros(24, 40))
-    p.grad = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
-    optimizer = ps.Muon([p], lr=1e-3, polar=ps.NewtonSchulz(3, "quintic", form="plain"))
-    optimizer.step()
-    before = p.detach().clone()
-    products = bare.recorded(optimizer)
-    assert not torch.equal(p, before)  # the step was made
-    before = p.detach().clone()
-    shapes = [tuple(again().shape[-2:]) for again in products]
-    assert torch.equal(p, before)  # and the replay changed nothing of it
-    # XXᵀ and its square have 24×24 entries, the product with X has 24×40, three times each.
-    assert len(shapes) >= 6
-    assert set(shapes) <= {(24, 24), (24, 40)}
+def test_a_whole_step_updates_every_parameter_once():
+    """By torch's Muon and AdamW together, and by ours alone."""
+    whole = importlib.import_module("whole_step")
+    model = torch.nn.Sequential(
+        torch.nn.Embedding(8, 6), torch.nn.Linear(6, 6), torch.nn.Linear(6, 8)
+    )
+    for make in whole.optimizers(model).values():
+        held = [p for part in make() for group in part.param_groups for p in group["params"]]
+        assert sorted(map(id, held)) == sorted(map(id, model.parameters()))

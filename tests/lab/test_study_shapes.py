@@ -44,21 +44,6 @@ OTHER = [{"steps": 100}, {"width": 256}, {"steps": 100, "width": 256}, {"width":
 """Shapes of runs that an afternoon may leave in the file of a study."""
 
 
-@pytest.mark.parametrize("shape", OTHER, ids=str)
-def test_the_frontiers_table_is_of_one_shape(study, tmp_path, monkeypatch, capsys, shape):
-    frontier, folder = study("frontier"), ROOT / "results/frontier"
-    rows = read_lines(folder / "runs.jsonl")
-    strange = [of_gpt("full", seed, 300.0, **shape) for seed in range(4)]
-    path = written(tmp_path / "runs.jsonl", [*rows, *strange])
-    called(frontier, monkeypatch, "table", path)
-    told = capsys.readouterr()
-    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
-    steps, width = shape.get("steps", 1500), shape.get("width", 768)
-    assert f"4 runs of {steps} steps and width {width} are left out" in told.err
-    assert frontier.of_shape([*rows, *strange]) == rows
-    assert frontier.of_shape([*rows, *strange], (steps, width)) == strange
-
-
 def test_a_table_of_runs_of_another_shape_alone_is_shown(study, capsys):
     frontier = study("frontier")
     wide = [of_gpt(name, 0, p, width=4096) for name, p in (("full", 50.0), ("low-rank", 51.0))]
@@ -145,30 +130,6 @@ def test_the_best_rate_that_is_run_is_that_of_its_width(study, tmp_path):
         assert frontier.rates_of("full", asked) == [rate]
 
 
-@pytest.mark.parametrize(
-    "strange",
-    [{"steps": 20}, {"steps": 250, "device": "cuda"}, {"width": 96}],
-    ids=["steps", "device", "width"],
-)
-def test_the_table_of_precisions_is_of_one_shape(study, tmp_path, monkeypatch, capsys, strange):
-    precision, folder = study("low_precision"), ROOT / "results/low-precision"
-    rows = read_lines(folder / "runs.jsonl")
-    few = [row | strange | {"loss": 4.0} for row in rows[:3]]
-    path = written(tmp_path / "runs.jsonl", [*rows, *few])
-    called(precision, monkeypatch, "table", path)
-    told = capsys.readouterr()
-    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
-    assert "3 runs of " in told.err
-    assert "are left out" in told.err
-
-
-def test_the_table_of_precisions_on_a_gpu_is_of_its_only_shape(study, capsys):
-    precision = study("low_precision")
-    made = "\n".join(precision.table(read_lines(ROOT / "results/low-precision/h200.jsonl")))
-    assert made.count("±") == 5
-    assert capsys.readouterr().err == ""
-
-
 def test_a_run_of_a_precision_is_made_once(study, tmp_path, monkeypatch, capsys):
     precision, out = study("low_precision"), tmp_path / "runs.jsonl"
     asked = ("run", "--variants", "float32,nearest", "--seeds", 0, "--out", out)
@@ -181,19 +142,3 @@ def test_a_run_of_a_precision_is_made_once(study, tmp_path, monkeypatch, capsys)
         (steps, 48, 0.003) for steps in (1, 2)
     }
     assert "float32, seed 0: in " in capsys.readouterr().out
-
-
-def test_slopes_are_of_the_shapes_that_the_tables_show(study, tmp_path, monkeypatch, capsys):
-    scaling, folder = study("scaling"), ROOT / "results/scaling"
-    rows = read_lines(folder / "runs.jsonl")
-    strange = [
-        of_gpt(name, seed, p, **shape)
-        for name, p in (("full", 50.0), ("deflated-sixth", 75.0))
-        for seed in range(2)
-        for shape in ({"steps": 100}, {"width": 4096}, {"steps": 100, "width": 384})
-    ]
-    called(scaling, monkeypatch, "table", written(tmp_path / "runs.jsonl", [*rows, *strange]))
-    told = capsys.readouterr()
-    assert told.out == (folder / "summary.md").read_text(encoding="utf-8")
-    assert "4 runs of 100 steps and width 768" in told.err
-    assert "4 runs of 1500 steps and width 4096" in told.err

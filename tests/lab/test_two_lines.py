@@ -9,8 +9,6 @@ import sys
 import pytest
 import torch
 
-from polarstep_lab.storage import read_lines
-
 
 @pytest.fixture
 def study(monkeypatch):
@@ -49,7 +47,7 @@ def run(study, monkeypatch, tmp_path):
         words = ["two_lines", "--device", "cpu", "--commit", "abc", "--out", str(out), *jobs]
         monkeypatch.setattr(sys, "argv", words)
         study.main()
-        return read_lines(out)
+        return study.recorded(out)
 
     run.out = out
     return run

@@ -7,7 +7,6 @@ with other settings, it stops there, and the reader has to find a folder for it.
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import re
 import runpy
@@ -110,15 +109,6 @@ def test_the_default_folders_are_those_of_the_commands():
         assert folder in told
 
 
-def test_most_commands_of_the_pages_are_planned():
-    """So that a pattern that leaves commands out is noticed."""
-    texts = [page.read_text(encoding="utf-8") for page in PAGES]
-    known = [command for text in texts for each in blocks(text) for command in whole_commands(each)]
-    assert len(known) > 0.8 * sum(len(COMMAND.findall(text)) for text in texts)
-    assert any("--out runs/small-lr/rank-400" in command for command in known)
-    assert sum("runs/rms/rms" in command for command in known) == 6
-
-
 def commands_of_scripts(page):
     """Script and arguments of each command of benchmarks/ on a page.
 
@@ -161,21 +151,6 @@ def test_a_script_understands_the_arguments_that_a_page_gives_it(
     pytest.fail(f"{script}.py read no arguments")
 
 
-LONG_RUN = [(page, words) for page, script, words in BY_SCRIPT if script == "long_run"]
-
-
-@pytest.mark.parametrize(("page", "arguments"), LONG_RUN)
-def test_a_command_of_the_long_run_plans_runs(page, arguments, monkeypatch):
-    """Rows and seeds are known, and a table has rates. A folder of rates is the reader's."""
-    study = importlib.import_module("long_run")
-    made = []
-    monkeypatch.setattr(study, "make", lambda runs, seconds: made.extend(runs))
-    monkeypatch.setattr(study, "best_rates", lambda *_: {row.slug: 0.01 for row in study.SHOWN})
-    monkeypatch.setattr("sys.argv", ["long_run.py", *shlex.split(arguments)])
-    study.main()
-    assert made
-
-
 def options_given(page):
     """Subcommand and option of every command of polarstep on a page."""
     pattern = re.compile(rf"polarstep ({'|'.join(SUBCOMMANDS)})\b((?:[^`\n\\]|\\\n)*)")
@@ -195,11 +170,3 @@ def test_options_of_polarstep_on_the_pages_exist():
         for command, option in found:
             words = f"{page.relative_to(ROOT)}: polarstep {command} {option}"
             assert re.search(rf"{option}\b", known[command]), words
-
-
-def test_commands_beside_records_are_read():
-    pages = {page for page, *_ in BY_SCRIPT}
-    assert {"docs/frontier.md", "results/step-cost/README.md"} <= pages
-    assert "results/long-run-other-rates/README.md" in pages
-    assert len(BY_SCRIPT) > 20
-    assert ROOT / "benchmarks/README.md" in TEXTS
