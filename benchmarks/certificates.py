@@ -187,7 +187,11 @@ def tightness(path: Path | None) -> Table:
         }
         table.add_row(name, *(f"{value:.3f}" for value in result.values()))
         if path:
-            line: dict[str, Any] = {"kind": "certificate", "study": "certificates", "part": "tightness"}
+            line: dict[str, Any] = {
+                "kind": "certificate",
+                "study": "certificates",
+                "part": "tightness",
+            }
             line |= {"variant": name, "config": {"matrices": matrices, "steps": STEPS}}
             line |= {"environment": {"machine": machine(torch.device("cpu"))}, "result": result}
             with path.open("a", encoding="utf-8") as file:
