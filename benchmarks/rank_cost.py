@@ -45,7 +45,7 @@ from torch.multiprocessing.spawn import spawn
 import polarstep as ps
 from polarstep import kernels, muon, rng
 from polarstep.engines.fused import FusedBucket
-from polarstep.ranks.owned_graph import OwnedGraphs
+from polarstep.ranks.exchange import OverRanks
 from step_optimizers import INNER
 from step_workloads import WORKLOADS
 from timing import machine, timing_event
@@ -224,7 +224,7 @@ def owner_of(polar: ps.PolarMap, rank: int, *, fused: bool) -> ps.Muon:
 
 def timed_step(optimizer: ps.Muon, times: Times) -> None:
     """One step, with the time of the owners' part of all buckets."""
-    run, host, events = OwnedGraphs.run, [0.0], []
+    run, host, events = OverRanks.computed, [0.0], []
 
     def timed(*arguments: Any) -> Any:
         start, end = timing_event(), timing_event()
@@ -239,7 +239,7 @@ def timed_step(optimizer: ps.Muon, times: Times) -> None:
     torch.cuda.synchronize()
     dist.barrier()
     begun = time.perf_counter()
-    with patch.object(OwnedGraphs, "run", timed):
+    with patch.object(OverRanks, "computed", timed):
         optimizer.step()
     torch.cuda.synchronize()
     times.steps.append((time.perf_counter() - begun) * 1e3)
