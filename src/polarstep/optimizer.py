@@ -209,9 +209,13 @@ class Muon(Checkpointed):
         super().__init__(listed_params(params), complete({}, defaults))
         self._is_made = True
 
-    _pickled = ("_measured",)
-
-    def _start(self, plan: AskedPlan = "auto", process_group: Any = None) -> None:
+    def _start(  # type: ignore[override]
+        self,
+        plan: AskedPlan = "auto",
+        process_group: Any = None,
+        origin: Origin | None = None,
+        measured: dict[str, float | None] | None = None,
+    ) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._everywhere: set[int] = set()  # the hooks that all ranks must have
         self._replayed = ReplayedStep()
@@ -220,17 +224,16 @@ class Muon(Checkpointed):
         self._over_ranks = StepOverRanks(self._distribution)
         self._checked = CheckedOptions()
         self._is_made = True  # False while the first groups are added
-        self._origin = Origin()  # muon_for puts another one here
-        self._measured: dict[str, float | None] = {}  # lr_factor by the name of a group
+        self._origin = Origin() if origin is None else origin  # muon_for puts another one here
+        # The measured lr_factor by the name of a group.
+        self._measured: dict[str, float | None] = {} if measured is None else measured
         self._sizes = Sizes()
         self._warnings = MistakeWarnings()
 
-    def _started_with(self) -> dict[str, Any]:
-        return {"plan": self._distribution.plan}  # a process group cannot be pickled
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state to pickle, without hooks and without the model."""
-        return super().__getstate__() | {"_origin": self._origin.pickled()}
+    def _kept(self) -> dict[str, Any]:
+        # A process group cannot be pickled, nor need a model be.
+        plan, origin = self._distribution.plan, self._origin.pickled()
+        return {"plan": plan, "origin": origin, "measured": self._measured}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
         """A copy that steps as the original would.

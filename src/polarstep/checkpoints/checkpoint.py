@@ -51,24 +51,22 @@ torch.serialization.add_safe_globals(
 )
 torch.serialization.add_safe_globals([NormalizedRows])
 
-STARTED_WITH = "_started_with"  # where a pickle has the arguments of _start
+KEPT = "_kept"  # where a pickle has the arguments of _start
 
 
 class Checkpointed(Optimizer):
     """An optimizer whose groups hold polar maps, and whose momentum may have a precision of its own.
 
-    A pickle holds the state, the groups, the defaults and the attributes that a subclass names in
-    :attr:`_pickled`. The subclass makes all its other attributes in :meth:`_start`, which an unpickled
-    copy calls with the arguments from :meth:`_started_with`.
+    A pickle holds the state, the groups, the defaults, and what :meth:`_kept` returns. The subclass
+    makes all other attributes in :meth:`_start`, which an unpickled copy calls with what was kept.
     """
 
-    _pickled: tuple[str, ...] = ()
     _being_loaded: Sequence[dict[str, Any]] = ()  # the checkpoint, while load_state_dict runs
 
-    def _start(self) -> None:
-        """Set the attributes that neither a checkpoint nor a pickle holds."""
+    def _start(self, **kept: Any) -> None:
+        """Set the attributes that torch's optimizers do not have."""
 
-    def _started_with(self) -> dict[str, Any]:
+    def _kept(self) -> dict[str, Any]:
         """The arguments of :meth:`_start` that a pickle holds."""
         return {}
 
@@ -191,8 +189,7 @@ class Checkpointed(Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """The state to pickle; hooks are left out, as in torch."""
-        own = {name: getattr(self, name) for name in self._pickled}
-        return super().__getstate__() | own | {STARTED_WITH: self._started_with()}
+        return super().__getstate__() | {KEPT: self._kept()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Restore a pickled optimizer, without hooks; loading a checkpoint ends here too."""
@@ -206,9 +203,9 @@ class Checkpointed(Optimizer):
         for group, options in zip(groups, filled, strict=True):  # all groups passed the checks
             group.update(options)
         state = dict(state)
-        started_with = state.pop(STARTED_WITH, {})
+        kept = state.pop(KEPT, {})
         if unpickled:
-            self._start(**started_with)
+            self._start(**kept)
         super().__setstate__(state)
         for content in self._being_loaded:
             self._undo_casts(content)
@@ -299,12 +296,6 @@ def told_of_changes(
     )
 
 
-REMEDY = (
-    "expected what optimizer.state_dict() returned; where the file is damaged or was edited, load an "
-    "earlier checkpoint"
-)
-
-
 def check_groups(state_dict: object) -> None:
     """Raise if ``state_dict`` is not an optimizer's, or its groups cannot be parameter groups."""
     if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
@@ -317,46 +308,32 @@ def check_groups(state_dict: object) -> None:
             'the entries, as checkpoint["optimizer"]'
         )
     groups = state_dict["param_groups"]
-    if not isinstance(groups, list | tuple):
-        raise TypeError(
-            f"'param_groups' of the checkpoint is {_told(groups)}, and not a list: {REMEDY}"
-        )
+    _check_is(list | tuple, "a list", "'param_groups' of the checkpoint", groups)
     for index, group in enumerate(groups):
-        _check_group(f"group {index} of the checkpoint", group)
-
-
-def _check_group(title: str, group: object) -> None:
-    """Raise if ``group`` is not a dict with a list of parameters."""
-    if not isinstance(group, dict):
-        raise TypeError(f"{title} is {_told(group)}, and not a dict: {REMEDY}")
-    if "params" not in group:
-        only = ", ".join(map(repr, list(group)[:6])) or "nothing"
-        raise ValueError(f"{title} has no 'params', only {only}: {REMEDY}")
-    for key in ("params", "param_names"):
-        found = group.get(key)
-        if not isinstance(found, list | tuple) and not (found is None and key != "params"):
-            raise TypeError(f"{title} has {key}={found!r}, and not a list: {REMEDY}")
-    bad = [p for p in group["params"] if not isinstance(p, Hashable)]
-    if bad:
-        raise TypeError(
-            f"{title} has {bad[0]!r} in its 'params', and not the number of a parameter: {REMEDY}"
-        )
+        title = f"group {index} of the checkpoint"
+        _check_is(dict, "a dict", title, group)
+        _check_is(list | tuple, "a list", f"'params' of {title}", group.get("params"))
+        names = group.get("param_names")
+        _check_is(list | tuple | None, "a list", f"'param_names' of {title}", names)
+        for key in group["params"]:
+            _check_is(Hashable, "a number", f"one of the 'params' of {title}", key)
 
 
 def check_state(state_dict: Mapping[str, Any]) -> None:
     """Raise if the state of a parameter in the groups of ``state_dict`` is not a dict."""
     state = state_dict["state"]
-    if not isinstance(state, Mapping):
-        raise TypeError(f"'state' of the checkpoint is {_told(state)}, and not a dict: {REMEDY}")
+    _check_is(Mapping, "a dict", "'state' of the checkpoint", state)
     for group in state_dict["param_groups"]:
         for key in group["params"]:
-            if key in state and not isinstance(state[key], Mapping):
-                raise TypeError(
-                    f"the state of parameter {key!r} in the checkpoint is {_told(state[key])}, and not "
-                    f"a dict: {REMEDY}"
-                )
+            if key in state:
+                title = f"the state of parameter {key!r} in the checkpoint"
+                _check_is(Mapping, "a dict", title, state[key])
 
 
-def _told(found: object) -> str:
-    """The kind of a value that is out of place."""
-    return "None" if found is None else f"a {type(found).__name__}"
+def _check_is(kind: Any, what: str, title: str, found: object) -> None:
+    if not isinstance(found, kind):
+        told = "None" if found is None else f"a {type(found).__name__}"
+        raise TypeError(
+            f"{title} is {told}, and not {what}: expected what optimizer.state_dict() returned; where "
+            "the file is damaged or was edited, load an earlier checkpoint"
+        )
