@@ -8,6 +8,7 @@ Auto                       a map for each shape
 Gaussian, Kaczmarz, Warm   how a randomized map finds its subspace
 NormalizedRows, Transform  changes of the update after the map
 routes, check              who updates what, inside any wrapper; what some steps did
+qk_clip                    a bound on attention logits, as in Kimi K2
 certify, Certificate       how inexact a step was
 convert                    checkpoints of other Muon optimizers
 PolarMap, Sketch, Finder   base classes for maps, sketches and finders of your own
@@ -20,6 +21,7 @@ from polarstep.maps import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz,
 from polarstep.maps.sketches import Gaussian, Kaczmarz, Sketch
 from polarstep.optimizer import Muon
 from polarstep.others import SGD, AdamW, Elementwise
+from polarstep.qk_clip import qk_clip
 from polarstep.routing.muon_for import muon_for
 from polarstep.transforms import NormalizedRows, Transform
 
@@ -48,5 +50,6 @@ __all__ = [
     "check",
     "convert",
     "muon_for",
+    "qk_clip",
     "routes",
 ]
