@@ -26,14 +26,10 @@ $(DEMO): pyproject.toml constraints.txt
 	@$(COMPILE)
 	@touch $(DEMO)
 
-# A torchvision that does not load beside this torch, as one for CUDA beside a CPU's, would break every
-# library that looks for it.
 $(STAMP): $(DEMO)
 	@echo "Installing what the tests need …"
 	@$(PIP) -e ".[experiments,peers,ray,integrations,docs,dev]"
-	@$(PIP) --no-deps timm torchtitan torchvision  # pyproject.toml says why
-	@$(BIN)/python -c "import torchvision" 2> /dev/null \
-		|| $(BIN)/python -m pip uninstall --quiet --yes torchvision
+	@$(PIP) --no-deps timm torchtitan  # pyproject.toml says why
 	@$(COMPILE)
 	@touch $(STAMP)
 

@@ -14,7 +14,7 @@ pytestmark = needs("lightning")
 
 
 def test_the_page_trains_and_resumes_bit_for_bit(steps: list[object]) -> None:
-    script, _, resume = blocks(PAGE)
+    script, _, _, resume = blocks(PAGE)
     namespace = run(script, {}, PAGE)
     whole = weights(namespace["trainer"].model)
     assert len(steps) == 6
@@ -32,6 +32,14 @@ def test_the_rate_of_every_group_is_logged() -> None:
     assert len(rates) == len(trainer.optimizers[0].param_groups)
 
 
+@needs("jsonargparse")
+def test_options_come_from_the_command_line() -> None:
+    script, from_command_line, *_ = blocks(PAGE)
+    model = run(from_command_line, run(script, {}, PAGE), PAGE)["cli"].model
+    groups = model.configure_optimizers().param_groups
+    assert {(group["lr"], group["weight_decay"]) for group in groups} == {(0.01, 0.05), (0.01, 0.0)}
+
+
 OPEN = """
 import sys, torch
 sys.modules["polarstep"] = None  # as where it is not installed
@@ -42,7 +50,7 @@ print(len(saved["optimizer_states"][0]["param_groups"]), sorted(saved["callbacks
 
 @pytest.mark.filterwarnings("error:.*requires_grad=False:UserWarning")
 def test_a_run_resumed_after_the_unfreezing_is_the_uninterrupted_one() -> None:
-    script, unfreezing, _ = blocks(PAGE)
+    script, _, unfreezing, _ = blocks(PAGE)
     namespace = run(unfreezing, run(script, {}, PAGE), PAGE)
     tuned, resumed = weights(namespace["tuned"].model), weights(namespace["tuned_on"].model)
     assert same(tuned, resumed)
@@ -64,7 +72,7 @@ def test_a_run_resumed_after_the_unfreezing_is_the_uninterrupted_one() -> None:
 
 
 def test_without_the_callback_of_the_page_the_first_step_tells_of_the_frozen_backbone() -> None:
-    script, unfreezing, _ = blocks(PAGE)
+    script, _, unfreezing, _ = blocks(PAGE)
     plain = unfreezing.replace("[Unfreezing(", "[BackboneFinetuning(")
     with pytest.warns(UserWarning, match="have a state in the checkpoint .* requires_grad=False"):
         run(plain, run(script, {}, PAGE), PAGE)

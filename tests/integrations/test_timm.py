@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import pytest
 import torch
+from tests.integrations.no_torchvision import put_in
 from tests.integrations.pages import blocks, needs, run, same, weights
 
-from polarstep import muon_for
+from polarstep import Muon, muon_for
 
 PAGE = "timm.md"
-pytestmark = [
-    needs("timm"),
-    pytest.mark.skipif(
-        find_spec("torchvision") is None,
-        reason="timm imports torchvision, and the index has none that loads beside this torch",
-    ),
-]
+pytestmark = needs("timm")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_torchvision() -> None:
+    put_in()
 
 
 def test_the_page_trains_and_resumes_bit_for_bit(steps: list[object]) -> None:
-    script, resume = blocks(PAGE)
+    script, by_name, resume = blocks(PAGE)
     namespace = run(script, {}, PAGE)
     assert len(steps) == 4
     qkv = namespace["optimizer"].routes["blocks.0.attn.qkv.weight"]
     assert qkv.algorithm == "Muon"
     assert qkv.matrix == "3·(192×192)"
+    made = run(by_name, namespace, PAGE)["by_name"]
+    assert type(made) is Muon
+    assert {group["weight_decay"] for group in made.param_groups} == {0.05, 0.0}
+    assert made.routes["fc.weight"].role == "head"
     run(resume, namespace, PAGE)
     assert len(steps) == 4 + 2
     assert same(weights(namespace["model"]), weights(namespace["resumed"]))
