@@ -76,6 +76,7 @@ OVERSHOOTING = tuple(name for name in coefficients.names() if name not in PAPER)
 SKETCHES: dict[str, Sketch] = {
     "gaussian": Gaussian(),
     "kaczmarz": Kaczmarz(),
+    "kaczmarz filled": Kaczmarz(fill=True),
 }
 FINDERS: dict[str, Finder] = {"warm": Warm()}
 

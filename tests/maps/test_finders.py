@@ -8,8 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 from tests.spectra import gaussian, matrix
+from torch.nn import Parameter
 
-from polarstep import Gaussian, Kaczmarz, LowRank, NewtonSchulz, Warm
+from polarstep import Gaussian, Kaczmarz, LowRank, Muon, NewtonSchulz, Warm
 from polarstep.maps import Draw, MapState
 from polarstep.maps.subspace import Fresh
 
@@ -123,3 +124,20 @@ def test_a_finder_has_the_options_of_its_map():
 def test_a_finder_names_the_fresh_sketch_it_starts_with():
     assert Fresh(Kaczmarz(), 2).fresh_sketch == Fresh(Kaczmarz(), 2)
     assert replace(Warm(), power=2, orth="cholesky").fresh_sketch == Fresh(power=2, orth="cholesky")
+
+
+def test_numbers_that_are_kept_have_the_precision_of_their_parameters():
+    """Of two parameters of one shape, the one in float64 draws as if it were alone."""
+    gradients = [gaussian(8, 12, seed=step) for step in range(2)]
+
+    def trained(*dtypes):
+        params = [Parameter(torch.zeros(8, 12, dtype=dtype)) for dtype in dtypes]
+        polar = LowRank(3, 2, sketch=Warm(), always_sketch=True)
+        optimizer = Muon(params, lr=0.1, polar=polar)
+        for G in gradients:
+            for p in params:
+                p.grad = G.to(p.dtype)
+            optimizer.step()
+        return params[-1]
+
+    assert torch.equal(trained(torch.float32, torch.float64), trained(torch.float64))

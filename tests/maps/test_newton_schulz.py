@@ -470,3 +470,14 @@ def test_the_gram_form_ends_in_the_precision_that_is_asked_for(steps, asked):
 )
 def test_polynomials_that_grow_between_zero_and_one_do_not_fit_float16(polynomials, fits):
     assert full_space.fits_float16(polynomials) == fits
+
+
+@pytest.mark.parametrize("delta", ["spectral", "operator"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_norm_by_squarings_is_never_below_the_largest_singular_value(delta, dtype):
+    """M/δ, by the polynomial x: of rank one, where the Schatten norms are ‖M‖_op up to rounding."""
+    u, v = gaussian(200, 9, 1).float(), gaussian(200, 1, 14, seed=1).float()
+    X = NewtonSchulz(1, ((1.0, 0.0),), delta=delta, dtype=dtype, form="plain")(u @ v)
+    norm = operator_norm(X.double())
+    assert (norm <= 1).all()
+    assert (norm >= 1 - 16 * torch.finfo(dtype).eps).all()

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from polarstep import flops, rng
+from polarstep.checked_values import check_bool
 from polarstep.numerics import fitting, frexp, unit_scaled, widest
 
 __all__ = ["Gaussian", "Kaczmarz", "Sketch", "default_generator"]
@@ -138,13 +139,24 @@ class Kaczmarz(Sketch):
     """ℓ columns drawn with replacement, column j with probability ``π_j = ‖M_:,j‖²/‖M‖²_F``.
 
     ``Ω_:,k = e_{i_k}/√(ℓ π_{i_k})`` (Algorithm 2, steps 1–3), so that E[ΩΩᵀ] = I. ``MΩ`` is a
-    gather and a rescaling.
+    gather and a rescaling. For a zero matrix Ω = 0, where the formula says 0/0.
 
-    Columns repeat. A column that was drawn c times is taken once, with √c times its scale; its
-    other draws become zero columns at the end. This changes neither ΩΩᵀ nor the range of ``MΩ``,
-    and T depends on nothing else. With c equal columns an orthonormalization would instead make a
-    basis of their rounding errors. For a zero matrix Ω = 0, where the formula says 0/0.
+    Columns repeat, more often the more their lengths differ. The default is the paper's sketch: a column
+    that was drawn c times is taken once, with √c times its scale, and its other draws become zero
+    columns at the end. This changes neither ΩΩᵀ nor the range of ``MΩ``, and T depends on nothing else.
+    With c equal columns an orthonormalization would instead make a basis of their rounding errors. That
+    is what the authors' code does, whose basis so has ℓ columns, some of them noise. It also samples the
+    columns of tall matrices, where :class:`polarstep.LowRank` transposes them first.
+
+    Args:
+        fill: put the longest columns that were not drawn in the place of repeated draws. The basis then
+            has ℓ directions of M, as a Gaussian sketch has, and captures as much. E[ΩΩᵀ] is no longer I.
     """
+
+    fill: bool = False
+
+    def __post_init__(self) -> None:
+        check_bool("fill", self.fill, "False is the paper's sketch")
 
     def draw(
         self,
@@ -181,7 +193,21 @@ class Kaczmarz(Sketch):
         drawn = ~repeats & (picked > 0)
         scales = torch.where(drawn, count * total / (len(numbers) * picked), 0.0).sqrt()
         order = torch.argsort(repeats, dim=-1, stable=True)
-        return indices.gather(-1, order), scales.to(M.dtype).gather(-1, order)
+        indices, scales = indices.gather(-1, order), scales.gather(-1, order)
+        if self.fill:
+            indices, scales = self._filled(weight, indices, scales)
+        return indices, scales.to(M.dtype)
+
+    def _filled(self, weight: Tensor, indices: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+        """The columns that were drawn, then the longest others, each with the scale 1/√(ℓπ)."""
+        width = indices.shape[-1]
+        drawn = torch.zeros_like(weight).scatter_reduce_(-1, indices, scales, "amax") > 0
+        order = (weight + 2 * drawn).topk(min(width, weight.shape[-1])).indices  # weights are ≤ 1
+        picked = weight.gather(-1, order)
+        scale = torch.where(picked > 0, weight.sum(-1, keepdim=True) / (width * picked), 0.0)
+        missing = (0, width - order.shape[-1])
+        pad = torch.nn.functional.pad
+        return pad(order, missing), pad(scale.sqrt(), missing)
 
     def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
         """Ω written out, of shape (..., n, ℓ)."""
