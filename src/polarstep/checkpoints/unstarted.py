@@ -93,4 +93,6 @@ def _placed(X: Tensor, p: Any, placements: Any) -> Tensor:
     """A sharded tensor on the mesh of ``p``, of which this rank has its part of the whole ``X``."""
     layout = Layout.of_placements(p.device_mesh, placements, tuple(X.shape))
     mine = X[tuple(slice(*span) for span in layout.boxes[layout.me])]
-    return wrapped(mine.contiguous(), p, placements, X.shape)
+    # A clone, as copy.deepcopy fails for an empty view.
+    mine = mine.clone(memory_format=torch.contiguous_format)
+    return wrapped(mine, p, placements, X.shape)
