@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from tests.checkpoints import resume_worker as worker
 from tests.forking import fork
-from tests.optim import resume_worker as worker
 from tests.processes import PATIENCE
 from tests.spectra import gaussian
 from torch import nn
