@@ -179,6 +179,12 @@ def _sequence_length(config: RunConfig, value: Any) -> RunConfig:
     return _shortened(longer, stages)
 
 
+def _share_of_the_papers_batch(config: RunConfig) -> Fraction:
+    if isinstance(config.data, ImageData):
+        return Fraction(1)
+    return Fraction(config.data.stages[0].sequences, 144)
+
+
 def _share_of_the_papers_length(config: RunConfig) -> Fraction:
     assert isinstance(config.data, TextData)
     return Fraction(config.data.window, 2048)
@@ -278,7 +284,17 @@ AXES: tuple[Axis, ...] = (
         cifar10=get_args(AutoBudget),
         ours=True,
     ),
-    Axis("batch", "B", _batch, _own_batch, cifar10=(500, 1000, 2000, 3000, 4000)),
+    # What the paper calls the sequence length, 1024 to 4096, is a factor of the batch in the authors'
+    # code: sequences keep their lengths.
+    Axis(
+        "batch",
+        "B",
+        _batch,
+        _own_batch,
+        nanogpt=(72, 144, 288),
+        cifar10=(500, 1000, 2000, 3000, 4000),
+        relative=_share_of_the_papers_batch,
+    ),
     Axis(
         "sequence-length",
         "T",
@@ -286,6 +302,7 @@ AXES: tuple[Axis, ...] = (
         _own_length,
         nanogpt=(1024, 2048, 4096),
         relative=_share_of_the_papers_length,
+        ours=True,
     ),
     Axis(
         "lr",

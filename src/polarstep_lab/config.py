@@ -165,6 +165,10 @@ class OptimizerConfig:
     polar: PolarConfig = field(default_factory=PolarConfig)
     normalize_rows: bool = False
     """Divide the rows of T by the root of their second moment (:class:`polarstep.NormalizedRows`)."""
+    momentum_dtype: Literal["float32", "bfloat16", "int8"] = "float32"
+    """How Muon's momentum is kept; ``"int8"`` with a scale for each block."""
+    rounding: Literal["nearest", "compensated"] = "nearest"
+    """How updates of bfloat16 parameters are rounded."""
     embedding_lr: NotNegative = 0.0
     head_lr: NotNegative = 0.0
     vector_lr: NotNegative = 0.0
@@ -219,6 +223,10 @@ class TextData:
     train: Patterns
     val: Patterns
     stages: Annotated[tuple[Stage, ...], Field(min_length=1)]
+    draws: Literal["keyed", "plain"] = "keyed"
+    """How the seed gives weights and the order of the text. ``"keyed"``: numbers of their own for each.
+    With ``"plain"`` the seed itself starts the generator of the weights, and 1000 + seed the one that
+    shuffles the windows that the run reads; only a run of one pass can be drawn so."""
 
     @property
     def steps(self) -> int:
@@ -282,10 +290,12 @@ class NoiseConfig:
 
 @dataclass(frozen=True, config=CHECKED)
 class RuntimeConfig:
-    """How to run: nothing here is meant to change the result beyond rounding."""
+    """How to run: nothing here is meant to change the result beyond rounding, but ``parameters``."""
 
     device: str = "auto"
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    parameters: Literal["float32", "bfloat16"] = "float32"
+    """In what the parameters of a GPT are kept."""
     compile: bool | None = False
     """Compile the network; null: a GPT on a GPU."""
     cuda_graph: bool = True

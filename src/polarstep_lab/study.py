@@ -44,13 +44,16 @@ MAPS: dict[str, Callable[[], ps.PolarMap]] = {}
 class Variant:
     """One of the things that a study compares: a method with some settings changed.
 
-    ``axis`` is the setting that an ablation varies, with its value. ``folder`` is the name of the folder
-    of its runs, by default made of ``name``.
+    ``rates`` are learning rates of its own to choose from, ``against`` is what it is compared with where
+    that is not the study's. ``axis`` is the setting that an ablation varies, with its value. ``folder``
+    is the name of the folder of its runs, by default made of ``name``.
     """
 
     name: str
     method: str
     overrides: Mapping[str, Any] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()
+    against: str | None = None
     axis: tuple[str, Any] | None = None
     folder: str = ""
 
@@ -67,6 +70,8 @@ class Variant:
 @dataclass(frozen=True)
 class Rates:
     """Learning rates to choose from for each variant, by the validation of one run each.
+
+    A single rate is taken without a run.
 
     The runs that choose have a seed of their own, and no table counts them.
     """
@@ -104,17 +109,22 @@ class Study:
                 f"study {self.name!r} has variants {', '.join(names)}: expected names and folders "
                 "that differ"
             )
-        if self.against is not None and self.against not in names:
-            raise ConfigError(
-                f"against={self.against!r} in the study {self.name!r}: expected one of its variants, "
-                f"{', '.join(names)}"
-            )
+        for against in (self.against, *(variant.against for variant in self.variants)):
+            if against is not None and against not in names:
+                raise ConfigError(
+                    f"against={against!r} in the study {self.name!r}: expected one of its variants, "
+                    f"{', '.join(names)}"
+                )
         if self.rates is not None and self.rates.seed in self.seeds:
             raise ConfigError(
                 f"rates are chosen on seed {self.rates.seed} in the study {self.name!r}, which is among "
                 f"its seeds {list(self.seeds)}: expected another, so that no run counts by which a rate "
                 "was chosen"
             )
+
+    def rates_of(self, variant: Variant) -> tuple[float, ...]:
+        """The rates from which that of a variant is chosen; none where it has the recipe's."""
+        return variant.rates or (self.rates.values if self.rates is not None else ())
 
 
 def comparison(

@@ -1,4 +1,4 @@
-"""benchmarks/two_lines.py: a search finds the best of its grid, and no run is made twice."""
+"""polarstep_lab.studies.two_lines: a search finds the best of its grid, and no run is made twice."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import torch
 def study(monkeypatch):
     """The study with one tiny family, of text in which most tokens follow from the one before."""
     study, families = (
-        importlib.import_module("two_lines"),
-        importlib.import_module("two_lines_families"),
+        importlib.import_module("polarstep_lab.studies.two_lines.__main__"),
+        importlib.import_module("polarstep_lab.studies.two_lines.families"),
     )
-    models = importlib.import_module("two_lines_models")
+    models = importlib.import_module("polarstep_lab.studies.two_lines.models")
 
     def data(folder, device):
         generator = torch.Generator().manual_seed(0)
@@ -85,7 +85,7 @@ def test_a_run_that_is_recorded_is_not_made_again(study, run, monkeypatch):
 
 @pytest.mark.parametrize("method", ["default", "ours", "ours-full", "torch-muon"])
 def test_methods_train_both_models(study, run, method):
-    given = importlib.import_module("two_lines_methods").METHODS[method].start
+    given = importlib.import_module("polarstep_lab.studies.two_lines.methods").METHODS[method].start
     options = ",".join(f"{name}={value}" for name, value in given.items())
     jobs = [
         f"{family}:{method}" + (f":{options}:0" if options else "") for family in ("gpt2", "llama")
@@ -163,8 +163,8 @@ SMALL = {
 def test_each_kind_of_model_learns_a_batch(name, method):
     torch.manual_seed(0)
     build, batch = SMALL[name]
-    model = build(importlib.import_module("two_lines_models"))
-    found = importlib.import_module("two_lines_methods").METHODS[method]
+    model = build(importlib.import_module("polarstep_lab.studies.two_lines.models"))
+    found = importlib.import_module("polarstep_lab.studies.two_lines.methods").METHODS[method]
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     assert bool(frozen) == (name == "lora")
     (optimizer,) = found.build(model, **found.start)

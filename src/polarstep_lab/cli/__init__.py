@@ -47,7 +47,9 @@ SUBCOMMANDS = {
         "data", "tokenize", "Turn text files into token shards (nanoGPT's .bin format)."
     ),
     "download": Subcommand(
-        "data", "download", "Download a data set, check its MD5 sum and unpack it."
+        "data",
+        "download",
+        "Download a data set and check its sums: CIFAR-10, or token shards of FineWeb.",
     ),
     "demo": Subcommand(
         "demo",

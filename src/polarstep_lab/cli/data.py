@@ -12,6 +12,7 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -22,6 +23,7 @@ from polarstep_lab.cli.extras import need
 from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.data.cifar10 import download_cifar10
 from polarstep_lab.data.corpus import CharacterVocabulary
+from polarstep_lab.data.fineweb import SHARDS, download_fineweb, fineweb_names
 from polarstep_lab.data.tokenizer import (
     Characters,
     Gpt2,
@@ -155,34 +157,62 @@ def _tokenizer(files: list[Path], vocab: Path | None, separator: str | None) -> 
 
 
 def download(
-    name: Annotated[str, typer.Argument(help="What to download: cifar10.")],
+    name: Annotated[str, typer.Argument(help="What to download: cifar10, or fineweb.")],
     to: Annotated[Path, typer.Option("--to", help="Folder to put it in.")] = Path("data"),
+    shards: Annotated[
+        int,
+        typer.Option(
+            "--shards", help="FineWeb: training shards, of 200 MB each; the paper needs 5."
+        ),
+    ] = SHARDS,
 ) -> None:
-    """Download a data set, check its MD5 sum and unpack it."""
-    with clear_errors("Run the same command again to start over."):
+    """Download a data set and check its sums: CIFAR-10, or token shards of FineWeb."""
+    with clear_errors("Run the same command again to go on."):
+        if name == "fineweb":
+            _download_fineweb(to / "fineweb10B", shards)
+            return
         if name != "cifar10":
-            raise ConfigError(
-                f"{name!r}: expected cifar10, the only data set that can be downloaded"
-            )
+            raise ConfigError(f"{name!r}: expected cifar10 or fineweb, which can be downloaded")
         refuse_unwritable(to / "cifar-10-binary.tar.gz", "--to")
         need("a download", "pooch")
-        with _Bar(Console(stderr=True)) as bar:
+        with _Bar() as bar:
             folder = download_cifar10(to, bar)
     typer.echo(f"CIFAR-10 is in {folder}")
+
+
+def _download_fineweb(folder: Path, shards: int) -> None:
+    names = fineweb_names(shards)
+    refuse_unwritable(folder / names[0], "--to")
+    with _bytes_progress() as display:
+        bars: dict[str, TaskID] = {}
+
+        def show(name: str, there: int, size: int) -> None:
+            if name not in bars:
+                bars[name] = display.add_task(name, total=size)
+            display.update(bars[name], completed=there)
+
+        download_fineweb(folder, shards, show)
+    typer.echo(
+        f"{len(names)} shards of FineWeb are in {folder}, where the recipe nanogpt looks for them"
+    )
+
+
+def _bytes_progress() -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )
 
 
 class _Bar:
     """A rich progress bar with the methods of tqdm's that pooch calls."""
 
-    def __init__(self, console: Console) -> None:
-        self._display = Progress(
-            TextColumn("cifar10"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+    def __init__(self) -> None:
+        self._display = _bytes_progress()
         self._task = self._display.add_task("cifar10", total=None)
         self.total: float | None = None
 

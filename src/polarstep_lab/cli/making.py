@@ -132,7 +132,9 @@ def make_study(
     how = (where, workers, force, tensorboard)
     choosing = rate_jobs(study, out, program)
     failed = make_jobs(choosing, *how) if choosing else 0
-    rates = {v.name: chosen_rate(study, v, out) for v in study.variants} if choosing else None
+    rates = None
+    if study.rates is not None:
+        rates = {v.name: chosen_rate(study, v, out) for v in study.variants if study.rates_of(v)}
     jobs = jobs_of(study, out, program, rates)
     if failed == 0:
         failed = make_jobs(jobs, *how)

@@ -1,4 +1,4 @@
-"""CIFAR-10 from the official files: the binary version, the Python version, or a download.
+"""CIFAR-10 from the official binary files, or a download of them.
 
 Krizhevsky, "Learning multiple layers of features from tiny images" (2009),
 https://www.cs.toronto.edu/~kriz/cifar.html.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import tarfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polarstep.rng import generator
-from polarstep_lab.data.plain_pickle import PickledArray, PlainPickleError, read_plain_pickle
 
 __all__ = ["Cifar10", "DatasetError", "download_cifar10", "load_cifar10"]
 
@@ -29,7 +27,6 @@ MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
 """Published on the data set's page, for the binary version."""
 
 BINARY = "cifar-10-batches-bin"
-PYTHON = "cifar-10-batches-py"
 TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
 TEST_FILE = "test_batch"
 PIXELS = 3 * 32 * 32
@@ -74,7 +71,7 @@ class Cifar10:
 def _digest(images: Tensor, labels: Tensor) -> str:
     """The first 32 hex digits of a SHA-256 over the number of images, the labels and all pixels.
 
-    It is of the content, which both official versions have in the same order, and not of the files.
+    It is of the content, and not of the files.
     """
     digest = hashlib.sha256(len(labels).to_bytes(8, "little"))
     digest.update(labels.numpy().astype(np.uint8).data)
@@ -83,38 +80,29 @@ def _digest(images: Tensor, labels: Tensor) -> str:
 
 
 def load_cifar10(root: Path | str) -> Cifar10:
-    """Read CIFAR-10 below ``root``, or at it, whichever official version is there."""
+    """Read the official binary version of CIFAR-10 below ``root``, or at it."""
     root = Path(root)
-    for folder, read, suffix in (
-        (root / BINARY, _read_binary, ".bin"),
-        (root / PYTHON, _read_python, ""),
-        (root, _read_binary, ".bin"),
-        (root, _read_python, ""),
-    ):
-        files = [folder / f"{name}{suffix}" for name in (*TRAIN_FILES, TEST_FILE)]
+    for folder in (root / BINARY, root):
+        files = [folder / f"{name}.bin" for name in (*TRAIN_FILES, TEST_FILE)]
         present = [file for file in files if file.is_file()]
         if not present:
             continue
         if len(present) < len(files):
             missing = ", ".join(file.name for file in files if file not in present)
             raise DatasetError(f"{folder} is incomplete: {missing} is missing; unpack it again")
-        return _read_files(read, tuple((file, *_version(file)) for file in files))
+        return _read_files(tuple((file, *_version(file)) for file in files))
     raise DatasetError(
-        f"no CIFAR-10 in {root.absolute()}. Put the official files there: either "
-        f"{root / BINARY}/data_batch_1.bin … data_batch_5.bin and test_batch.bin (from {URL}), "
-        f"or {root / PYTHON}/data_batch_1 … data_batch_5, test_batch (the Python version). With a "
+        f"no CIFAR-10 in {root.absolute()}. Put the files of the binary version there: "
+        f"{root / BINARY}/data_batch_1.bin … data_batch_5.bin and test_batch.bin (from {URL}). With a "
         f"network, `polarstep download cifar10 --to {root}` does it; data kept elsewhere is found "
         "with --set data.root=DIR"
     )
 
 
 @lru_cache(maxsize=1)
-def _read_files(
-    read: Callable[[Path], tuple[NDArray[np.uint8], NDArray[np.uint8]]],
-    files: tuple[tuple[Path, int, int], ...],
-) -> Cifar10:
+def _read_files(files: tuple[tuple[Path, int, int], ...]) -> Cifar10:
     """The data set of these files; a process that makes many runs reads it once."""
-    parts = [read(file) for file, *_ in files]
+    parts = [_read_binary(file) for file, *_ in files]
     labels = [torch.from_numpy(part[0].astype(np.int64)) for part in parts]
     images = [torch.from_numpy(part[1].reshape(-1, 3, 32, 32)) for part in parts]
     return Cifar10(torch.cat(images[:-1]), torch.cat(labels[:-1]), images[-1], labels[-1])
@@ -137,39 +125,6 @@ def _read_binary(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         )
     rows = raw.reshape(-1, record)
     return _checked(path, rows[:, 0].tolist(), np.ascontiguousarray(rows[:, 1:]))
-
-
-def _read_python(path: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Labels and images of one pickled file of the Python version."""
-    try:
-        batch = read_plain_pickle(path.read_bytes())
-    except PlainPickleError as error:
-        raise DatasetError(
-            f"{path} is not a batch of CIFAR-10's Python version ({error}); unpack it again"
-        ) from error
-    found = batch if isinstance(batch, dict) else {}
-    labels, images = found.get(b"labels"), found.get(b"data")
-    if not isinstance(labels, list) or not isinstance(images, PickledArray):
-        raise DatasetError(
-            f"{path} is not a batch of CIFAR-10's Python version: expected a list of labels and an "
-            f"array of images, found {type(labels).__name__} and {type(images).__name__}; unpack "
-            "it again"
-        )
-    strange = [label for label in labels if type(label) is not int]
-    if strange:
-        raise DatasetError(
-            f"{path} has a {type(strange[0]).__name__} as a label, expected integers from 0 to "
-            f"{CLASSES - 1}; unpack it again"
-        )
-    if not labels or images.shape != (len(labels), PIXELS):
-        raise DatasetError(
-            f"{path} holds images of shape {images.shape} for {len(labels)} labels; expected "
-            f"({len(labels)}, {PIXELS}) and at least one label; unpack it again"
-        )
-    pixels = np.frombuffer(images.data, dtype=np.uint8)
-    order: Literal["C", "F"] = "F" if images.fortran else "C"
-    # Copied: torch warns of memory that it may not write to.
-    return _checked(path, labels, pixels.reshape(images.shape, order=order).copy())
 
 
 def _checked(

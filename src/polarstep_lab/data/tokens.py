@@ -87,6 +87,16 @@ class TokenWindows:
             starts[here, 1] += offsets[starts[here, 0]]
         return self._read(starts)
 
+    def one_pass(self, seed: int, total: int, position: int, count: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of ``count`` windows of the first ``total`` in torch's order."""
+        if total > self.count:
+            raise ShardError(
+                f"data.draws=plain and {total:,} windows of {self.length:,} tokens to read, but the "
+                f"data has {self.count:,}: use more text, fewer steps, or data.draws=keyed"
+            )
+        order = _torch_permutation(seed, total)[position : position + count]
+        return self._read(self._locate(order))
+
     def in_order(self, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of windows ``first`` to ``first + count - 1`` in file order."""
         return self._read(self._locate(np.arange(first, first + count)))
@@ -131,6 +141,12 @@ class TokenWindows:
             )
         tokens = torch.from_numpy(batch.astype(np.int64))
         return tokens[:, :-1], tokens[:, 1:]
+
+
+@lru_cache(maxsize=4)
+def _torch_permutation(seed: int, count: int) -> NDArray[np.int64]:
+    """The order of the windows of a run of one pass."""
+    return torch.randperm(count, generator=torch.Generator().manual_seed(seed)).numpy()
 
 
 @lru_cache(maxsize=4)

@@ -106,7 +106,7 @@ def jobs_of(
     for seed in study.seeds:
         for variant in study.variants:
             own, why = {}, ""
-            if rates is not None and study.rates is not None:
+            if rates is not None and study.rates is not None and variant.name in rates:
                 rate, why = rates[variant.name]
                 own = {study.rates.setting: rate}
             place = out / variant.place / f"seed-{seed}"
@@ -129,25 +129,29 @@ def rate_jobs(study: Study, out: Path, program: Path | None = None) -> list[Job]
             "chooses",
         )
         for variant in study.variants
-        for rate in study.rates.values
+        if len(study.rates_of(variant)) > 1
+        for rate in study.rates_of(variant)
     ]
 
 
 def chosen_rate(study: Study, variant: Variant, out: Path) -> tuple[float, str]:
     """The rate of a variant with the best validation, and a few words on what chose it."""
     assert study.rates is not None
+    rates = study.rates_of(variant)
+    if len(rates) == 1:
+        return rates[0], "given"
     found = {}
-    for rate in study.rates.values:
+    for rate in rates:
         result = Result.load(out / "rates" / variant.place / f"{rate:g}")
         if result is not None and result.status == "finished" and result.validation is not None:
             sign = -1 if result.metric == "test_accuracy" else 1
             found[rate] = sign * result.validation
     if not found or not any(map(math.isfinite, found.values())):
         raise ConfigError(
-            f"no rate of {variant.name!r} trains: expected one of {list(study.rates.values)} to finish; "
+            f"no rate of {variant.name!r} trains: expected one of {list(rates)} to finish; "
             "give lower ones in rates="
         )
-    tried = ", ".join(f"{rate:g}" for rate in study.rates.values)
+    tried = ", ".join(f"{rate:g}" for rate in rates)
     return min(found, key=found.__getitem__), f"best of {tried} on seed {study.rates.seed}"
 
 
@@ -165,7 +169,7 @@ def _job(
     place = {
         "name": study.name,
         "variant": variant.name,
-        "against": study.against,
+        "against": variant.against or study.against,
         "rate": rate,
         "program": program.read_text(encoding="utf-8") if program is not None else None,
     }

@@ -40,6 +40,7 @@ WHITENING_PORTION = 3 / 8
 """The whitening bias is trained for the first three of Airbench's eight epochs."""
 WHITENING_BIAS = "whitening.bias"
 
+MOMENTUM = {"float32": None, "bfloat16": torch.bfloat16, "int8": torch.int8}
 SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
 # FLOPs per entry of normalized rows: mean square, division, norms before and after, rescaling.
 ROWS = 2 + 1 + 2 + 2 + 1
@@ -175,6 +176,8 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         weight_decay=settings.weight_decay,
         shape_scale=settings.lr_scale,
         transform=ps.NormalizedRows() if settings.normalize_rows else None,
+        momentum_dtype=MOMENTUM[settings.momentum_dtype],
+        rounding=settings.rounding,
         others=_other(settings.vector_lr, config),
         embeddings=_other(settings.embedding_lr, config),
         heads=_other(settings.head_lr, config),

@@ -65,7 +65,9 @@ class LanguageTask:
         held_out = TokenWindows(tuple(_tokens(config.data.val, 1, vocab)), window, vocab)
         _check_apart(config.data)
         val, test = _halved(held_out, config.evaluation.tokens)
-        model = deepcopy(_initial(config.model, config.seed, device))
+        model = deepcopy(_initial(config.model, config.seed, config.data.draws, device))
+        if config.runtime.parameters == "bfloat16":
+            model = model.bfloat16()
         network = shared_out(
             model, model.blocks, "loss", device, ranks, unused=config.model.spare_mlps > 0
         )
@@ -116,7 +118,12 @@ class LanguageTask:
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a step, on the CPU, in the stage's sequence length."""
         place = self._place(step)
-        inputs, targets = self.train.train(self.config.seed, place.windows, place.taken)
+        if self._data.draws == "plain":
+            total = place_in_stages(self._data.stages, self._data.window, self.steps).windows
+            drawn = self.train.one_pass(1000 + self.config.seed, total, place.windows, place.taken)
+        else:
+            drawn = self.train.train(self.config.seed, place.windows, place.taken)
+        inputs, targets = drawn
         length, count = place.stage.sequence_length, place.stage.sequences
         if length == self._data.window:
             return inputs, targets
@@ -147,7 +154,8 @@ class LanguageTask:
         runtime, stage = self.config.runtime, self._place(step).stage
         if size is not None:
             runtime, stage = replace(runtime, compile=False), replace(stage, sequences=size)
-        data = replace(self._data, stages=(replace(stage, steps=1 << 31),))
+        stages = (replace(stage, steps=1 << 31),)
+        data = replace(self._data, stages=stages, draws="keyed")
         config = replace(self.config, seed=seed, data=data, runtime=runtime)
         windows = replace(self.train, length=stage.sequence_length)
         # Every rank computes whole batches here: they are measured, and not trained on.
@@ -224,13 +232,15 @@ def _summed(model: GPT, *inputs: Any) -> Tensor:
 
 
 @lru_cache(maxsize=1)
-def _initial(config: GPTConfig, seed: int, device: torch.device) -> GPT:
+def _initial(config: GPTConfig, seed: int, draws: str, device: torch.device) -> GPT:
     """The model before its first step, for runs to copy.
 
     It is cached because the methods of a comparison and the trials of a study begin with the same
     weights, and drawing them for GPT-2's vocabulary takes a second, as long as sixty steps on a GPU.
     """
-    return GPT(config, generator(seed, "weights")).to(device)
+    plain = draws == "plain"
+    drawn = torch.Generator().manual_seed(seed) if plain else generator(seed, "weights")
+    return GPT(config, drawn).to(device)
 
 
 def _check_apart(data: TextData) -> None:

@@ -84,6 +84,9 @@ def folder(tmp_path_factory):
     fake_cifar10(folder / "data", per_file=820)
     test_images = folder / "data/cifar-10-batches-bin/test_batch.bin"
     test_images.write_bytes(test_images.read_bytes()[: 40 * 3073])
+    text = PAGE.read_text(encoding="utf-8")
+    (study,) = re.findall(r"```python\n(# mine\.py\n.*?)```", text, re.S)
+    (folder / "mine.py").write_text(study)
     (folder / "book.txt").write_text("It was the best of times, it was the worst of times. " * 40)
     return folder
 
@@ -92,8 +95,8 @@ def folder(tmp_path_factory):
 def test_a_command_of_the_page_runs(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
     words = shlex.split(command)[1:]
-    if words[0] in ("run", "compare", "ablate"):
-        words += small(words[1])
+    if words[0] in ("run", "compare", "ablate", "study"):
+        words += small("nanogpt-toy" if words[0] == "study" else words[1])
         if words[0] != "run":
             words += ["--seeds", "1"]
     result = CliRunner().invoke(app, words, catch_exceptions=False)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import http.server
-import pickle
 import re
-import struct
 import tarfile
 import threading
 
-import numpy as np
 import pytest
 import torch
 from tests.lab.experiments.small import fake_cifar10
@@ -22,30 +19,14 @@ from polarstep_lab.data.augment import ImageBatches, Normalizer, reflect_pad, tr
 from polarstep_lab.data.cifar10 import DatasetError, download_cifar10, load_cifar10
 
 
-def as_python_version(root):
-    """The same images in the layout of the Python version."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    for path in sorted((root / "cifar-10-batches-bin").iterdir()):
-        rows = np.fromfile(path, dtype=np.uint8).reshape(-1, 3073)
-        batch = {b"labels": rows[:, 0].tolist(), b"data": np.ascontiguousarray(rows[:, 1:])}
-        (folder / path.stem).write_bytes(pickle.dumps(batch, protocol=2))
-        path.unlink()
-    return folder
-
-
-def test_binary_and_python_versions_hold_the_same(tmp_path):
+def test_images_are_found_below_a_folder_or_at_it(tmp_path):
     fake_cifar10(tmp_path)
-    binary = load_cifar10(tmp_path)
-    direct = load_cifar10(tmp_path / "cifar-10-batches-bin")
-    folder = as_python_version(tmp_path)
-    for other in (direct, load_cifar10(tmp_path), load_cifar10(folder)):
-        for name in ("train_images", "train_labels", "test_images", "test_labels"):
-            assert torch.equal(getattr(binary, name), getattr(other, name))
-        assert (binary.train_digest, binary.test_digest) == (other.train_digest, other.test_digest)
-    assert binary.train_images.shape == (200, 3, 32, 32)
-    assert binary.train_images.dtype == torch.uint8
-    assert binary.test_labels.tolist() == [i % 10 for i in range(40)]
+    found, direct = (load_cifar10(tmp_path / name) for name in ("", "cifar-10-batches-bin"))
+    for name in ("train_images", "train_labels", "test_images", "test_labels"):
+        assert torch.equal(getattr(found, name), getattr(direct, name))
+    assert found.train_images.shape == (200, 3, 32, 32)
+    assert found.train_images.dtype == torch.uint8
+    assert found.test_labels.tolist() == [i % 10 for i in range(40)]
 
 
 @pytest.mark.parametrize("place", [0, -1], ids=["a label", "a pixel"])
@@ -87,150 +68,6 @@ def test_damaged_files_are_named(tmp_path):
     (folder / "data_batch_3.bin").write_bytes(b"\x63" + raw[1:])
     with pytest.raises(DatasetError, match=r"labels from 0 to 99"):
         load_cifar10(tmp_path)
-
-
-class Harmful:
-    def __reduce__(self):
-        return print, ("this ran",)
-
-
-def test_a_pickle_cannot_run_code(tmp_path, capsys):
-    folder = as_python_version(fake_cifar10(tmp_path))
-    (folder / "data_batch_2").write_bytes(pickle.dumps(Harmful()))
-    with pytest.raises(DatasetError, match="refusing to load"):
-        load_cifar10(tmp_path)
-    assert "this ran" not in capsys.readouterr().out
-
-
-def python_2_batch(labels, images):
-    """A batch as the official files have it: protocol 2, written by Python 2 and its numpy."""
-    count = len(labels)
-
-    def string(text):
-        return b"U" + struct.pack("<B", len(text)) + text
-
-    array = (
-        b"cnumpy.core.multiarray\n_reconstruct\nq\x06cnumpy\nndarray\nq\x07K\x00\x85U\x01b\x87Rq\x08"
-        b"(K\x01M"
-        + struct.pack("<H", count)
-        + b"M\x00\x0c\x86cnumpy\ndtype\nq\x09U\x02u1K\x00K\x01\x87R"
-        b"q\x0a(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb\x89"
-        b"T" + struct.pack("<i", images.size) + images.tobytes() + b"tb"
-    )
-    names = b"".join(
-        string(b"image_%05d.png" % i) + b"r" + struct.pack("<i", 300 + i) for i in range(count)
-    )
-    return (
-        b"\x80\x02}q\x01(" + string(b"batch_label") + b"q\x02" + string(b"training batch 1 of 5")
-        + b"q\x03" + string(b"labels") + b"q\x04]q\x05("
-        + b"".join(b"K" + struct.pack("<B", label) for label in labels) + b"e"
-        + string(b"data") + b"q\x0b" + array + string(b"filenames") + b"q\x0c]q\x0d(" + names + b"eu."
-    )  # fmt: skip
-
-
-def small_batch(count=3):
-    rng = np.random.default_rng(5)
-    images = rng.integers(0, 256, size=(count, 3072)).astype(np.uint8)
-    return [int(label) for label in rng.integers(0, 10, size=count)], images
-
-
-def written_by(version, labels, images):
-    """One batch, pickled as Python 2 did, or by today's Python in a protocol or in Fortran order."""
-    if version == "python 2":
-        return python_2_batch(labels, images)
-    if version == "fortran":
-        images = np.asfortranarray(images)
-    protocol = version if isinstance(version, int) else 2
-    return pickle.dumps({b"labels": labels, b"data": images}, protocol=protocol)
-
-
-@pytest.mark.parametrize("version", ["python 2", 0, 1, 2, 3, 4, "fortran"])
-def test_batches_of_every_pickle_protocol_are_read(version, tmp_path):
-    labels, images = small_batch()
-    raw = written_by(version, labels, images)
-    official = pickle.loads(raw, encoding="bytes")
-    assert np.array_equal(official[b"data"], images)
-    assert official[b"labels"] == labels
-    (tmp_path / "batch").write_bytes(raw)
-    found_labels, found_images = cifar10._read_python(tmp_path / "batch")
-    assert found_labels.tolist() == labels
-    assert np.array_equal(found_images, images)
-    assert found_images.flags.c_contiguous
-
-
-@pytest.mark.parametrize("version", ["python 2", 2, 4])
-def test_a_changed_pickle_loads_as_images_or_is_named(version, tmp_path):
-    """Bytes are changed, removed and repeated, outside the pixels where these lie in one piece."""
-    labels, images = small_batch()
-    raw = written_by(version, labels, images)
-    plain = raw.index(images.tobytes()) if version != 2 else len(raw)
-    structure = [i for i in range(len(raw)) if not plain <= i < plain + images.size]
-    random = np.random.default_rng(20)
-    outcomes = {"read": 0, "refused": 0}
-    for number in range(500):
-        mutant = bytearray(raw)
-        for _ in range(random.integers(1, 4)):
-            place = int(random.choice(structure)) % len(mutant)
-            match number % 4:
-                case 0:
-                    mutant[place] ^= 1 << int(random.integers(8))
-                case 1:
-                    mutant[place] = int(random.integers(256))
-                case 2:
-                    del mutant[place : place + int(random.integers(1, 9))]
-                case 3:
-                    mutant[place:place] = mutant[place : place + int(random.integers(1, 9))]
-        path = tmp_path / "batch"
-        path.write_bytes(mutant)
-        try:
-            found_labels, found_images = cifar10._read_python(path)
-        except DatasetError:
-            outcomes["refused"] += 1
-            continue
-        outcomes["read"] += 1
-        assert found_labels.dtype == found_images.dtype == np.uint8
-        assert found_labels.max() <= 9
-        assert found_images.shape == (len(found_labels), 3072)
-    assert min(outcomes.values()) > 20, outcomes
-
-
-def batch_with(**entries):
-    labels, images = small_batch()
-    return {b"labels": labels, b"data": images} | {k.encode(): v for k, v in entries.items()}
-
-
-@pytest.mark.parametrize(
-    ("batch", "message"),
-    [
-        (batch_with(labels=[1, float("nan"), 2]), "a float as a label"),
-        (batch_with(labels=[1, True, 2]), "a bool as a label"),
-        (batch_with(labels=[1, 2**70, 2]), "an integer of 71 bits"),
-        (batch_with(labels=[1, 2]), r"shape \(3, 3072\) for 2 labels"),
-        (batch_with(labels=[]), "at least one label"),
-        (batch_with(labels=[1, 10, 2]), "labels from 1 to 10"),
-        (batch_with(labels=None), "found NoneType and PickledArray"),
-        (batch_with(data=b"pixels"), "found list and bytes"),
-        (batch_with(data=np.zeros((3, 3072), dtype=np.float32)), "refusing a call of numpy dtype"),
-        (batch_with(data=np.zeros((3, 3072), dtype=object)), "refusing a call of numpy dtype"),
-        ([1, 2], "found NoneType and NoneType"),
-        ({(1, 2): 3}, "a tuple as a key"),
-    ],
-)
-def test_a_batch_of_other_types_is_refused(batch, message, tmp_path):
-    (tmp_path / "batch").write_bytes(pickle.dumps(batch, protocol=2))
-    with pytest.raises(DatasetError, match=message):
-        cifar10._read_python(tmp_path / "batch")
-
-
-def test_the_state_of_a_pickled_array_is_not_trusted(tmp_path):
-    """numpy takes an array of objects from a pickle's bytes as pointers, and crashes."""
-    raw = python_2_batch(*small_batch())
-    pointers = raw.replace(b"U\x02u1", b"U\x02O8")
-    sizes = raw.replace(b"M\x00\x0c", b"M\x00\xff")
-    for mutant, message in ((pointers, "numpy dtype"), (sizes, r"has 9,216 bytes")):
-        (tmp_path / "batch").write_bytes(mutant)
-        with pytest.raises(DatasetError, match=message):
-            cifar10._read_python(tmp_path / "batch")
 
 
 def test_download_checks_the_sum_and_unpacks(tmp_path, monkeypatch):

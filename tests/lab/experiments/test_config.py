@@ -474,6 +474,21 @@ def test_longer_sequences_mean_fewer_steps_over_the_same_tokens():
     assert apply_axis(config, "sequence-length", 4096).data.steps == 746
 
 
+def test_the_papers_sequence_length_is_a_batch():
+    """In the authors' code it is a factor of the batch: 1024 is half of it, and lengths stay."""
+    config = resolve("nanogpt", "rand-muon")
+    (axis,) = [axis for axis in AXES if axis.name == "batch"]
+    assert axis.values(config) == (72, 144, 288)
+    assert axis.values(resolve("nanogpt-toy", "rand-muon")) == (4, 8, 16)
+    for value, length in zip(axis.values(config), (1024, 2048, 4096), strict=True):
+        stages = apply_axis(config, "batch", value).data.stages
+        shares = [
+            s.sequences / o.sequences for s, o in zip(stages, config.data.stages, strict=True)
+        ]
+        assert shares == [length / 2048] * 3
+        assert [s.sequence_length for s in stages] == [896, 2048, 2048]
+
+
 def test_lengths_are_in_the_papers_proportions_to_the_recipes_own():
     (axis,) = [axis for axis in AXES if axis.name == "sequence-length"]
     assert axis.values(resolve("nanogpt", "rand-muon")) == (1024, 2048, 4096)

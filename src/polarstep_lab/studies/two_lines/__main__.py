@@ -1,8 +1,9 @@
 """What two lines give: ``muon_for(model)`` against other optimizers at the best of their grids.
 
-    python benchmarks/two_lines.py --data data --out two-lines.jsonl gpt2:adamw gpt2:default
-    python benchmarks/two_lines.py --data data --out two-lines.jsonl gpt2:ours:weight_decay=0.1,lr=0.02:3
-    python benchmarks/two_lines.py --table results/two-lines
+    python -m polarstep_lab.studies.two_lines --data data --out two-lines.jsonl gpt2:adamw gpt2:default
+    python -m polarstep_lab.studies.two_lines --data data --out two-lines.jsonl
+    gpt2:ours:weight_decay=0.1,lr=0.02:3 python -m polarstep_lab.studies.two_lines --table
+    results/two-lines
 
 A job is FAMILY:METHOD, or FAMILY:METHOD:OPTIONS:SEEDS with the options given. Without options the best
 ones are looked for on seed 3, one after another and in at most eight runs: each option climbs its ladder
@@ -17,7 +18,7 @@ first half after so many steps. A run whose loss is not finite ends early and ha
 
 --data holds ``wiki_train_000001.bin`` and ``wiki_val_000000.bin``, shards of GPT-2 tokens; for the
 small families, which are for a CPU (``--device cpu``), CIFAR-10, ``tinyshakespeare.txt`` and
-``mobydick.txt``.
+``mobydick.txt``. It needs torch and numpy, and scipy for the table.
 """
 
 from __future__ import annotations
@@ -37,8 +38,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from differences import percent
-from frontier import rate_factor
 from polarstep_lab import records
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.storage import read_lines
@@ -54,9 +53,9 @@ def train(
     """Train a model once, and return what its record has of the result."""
     import torch
 
+    from polarstep_lab.studies.two_lines.families import FAMILIES, halves
+    from polarstep_lab.studies.two_lines.methods import METHODS
     from polarstep_lab.train.compiled_model import compiled
-    from two_lines_families import FAMILIES, halves
-    from two_lines_methods import METHODS
 
     on_gpu = device == "cuda"
     torch.set_float32_matmul_precision("high")
@@ -101,10 +100,17 @@ def train(
     return ended | {"device": name, "torch": torch.__version__} | data.digests
 
 
+def rate_factor(done: float, warm_up: float = 0.0) -> float:
+    """What learning rates are multiplied by, after a part ``done`` of a run."""
+    if done < warm_up:
+        return done / warm_up
+    return 1.0 if done < 0.4 else 1 - (done - 0.4) / 0.6 * 0.95
+
+
 @cache
 def opened(family: str, folder: Path, device: str) -> Any:
     """The data of a family, read once by each process."""
-    from two_lines_families import FAMILIES
+    from polarstep_lab.studies.two_lines.families import FAMILIES
 
     return FAMILIES[family].data(folder, device)
 
@@ -154,7 +160,7 @@ class Runs:
 
     def run(self, family: str, method: str, options: Options, seed: int, why: str) -> Record:
         """The record of a run, which is made if the file does not have it."""
-        from two_lines_families import FAMILIES
+        from polarstep_lab.studies.two_lines.families import FAMILIES
 
         steps = self.how.steps or FAMILIES[family].steps
         asked = {"family": family, "method": method, "options": dict(options), "seed": seed}
@@ -190,8 +196,8 @@ class Runs:
 
     def choose(self, family: str, method: str) -> tuple[Options, str]:
         """The best options, and how they were found."""
-        from two_lines_families import FAMILIES
-        from two_lines_methods import METHODS
+        from polarstep_lab.studies.two_lines.families import FAMILIES
+        from polarstep_lab.studies.two_lines.methods import METHODS
 
         tried: list[Options] = []
 
@@ -237,7 +243,7 @@ Group = tuple[str, str, str]
 
 def grouped(found_runs: Iterable[Record]) -> dict[Group, dict[int, Record]]:
     """The runs by what they have in common, then by seed."""
-    from two_lines_families import FAMILIES as usual
+    from polarstep_lab.studies.two_lines.families import FAMILIES as usual
 
     found: dict[Group, dict[int, Record]] = {}
     for record in found_runs:
@@ -270,7 +276,7 @@ def table(runs_of_all: Sequence[Record]) -> Iterator[str]:
             versus = "–"
             if runs is not base and runs.keys() & base.keys():
                 reached = {seed: math.exp(run["test"]) for seed, run in base.items()}
-                versus = percent(perplexity, reached).told(unit="%")
+                versus = percent(perplexity, reached)
             whole = Estimate.of(perplexity.values())
             assert whole is not None
             parts = [method, how, f"{mean(runs):.4f}", f"{whole.mean:.2f}"]
@@ -283,6 +289,15 @@ def table(runs_of_all: Sequence[Record]) -> Iterator[str]:
             perplexity_of_all = math.exp(min(700.0, loss_of(run, "held_out")))
             yield f"| {method} | {how} | {loss_of(run):.4f} | {perplexity_of_all:.2f} |"
         yield ""
+
+
+def percent(values: Mapping[int, float], base: Mapping[int, float]) -> str:
+    """The mean relative difference on common seeds in percent, with its 95% t-interval."""
+    found = Estimate.of(
+        100 * (values[seed] / base[seed] - 1) for seed in values.keys() & base.keys()
+    )
+    assert found is not None
+    return f"{found.from_zero.text(1)}% (n = {found.n})"
 
 
 def mean(runs: Mapping[int, Record]) -> float:

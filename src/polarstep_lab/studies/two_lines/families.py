@@ -1,4 +1,4 @@
-"""The families of models of ``two_lines.py``, each with its data, its size and the length of a run."""
+"""The families of models of this study, each with its data, its size and the length of a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-import two_lines_models as models
 from polarstep_lab.data.cifar10 import load_cifar10
 from polarstep_lab.data.shards import digest_of, open_shard, short_digest
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.models.gpt import GPTConfig, Wrap
+from polarstep_lab.studies.two_lines import models
 
 __all__ = ["FAMILIES", "Data", "Family"]
 

@@ -1,4 +1,4 @@
-"""The optimizers of ``two_lines.py``, and the grids in which each looks for its best options."""
+"""The optimizers of this study, and the grids in which each looks for its best options."""
 
 from __future__ import annotations
 

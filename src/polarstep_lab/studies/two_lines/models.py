@@ -1,4 +1,4 @@
-"""The models of ``two_lines.py`` that the laboratory does not have.
+"""The models of this study that the laboratory does not have.
 
 Each has ``loss(x, y, wrap)``, the loss of a batch summed over its targets. ``wrap`` compiles a function
 on a GPU and returns it as it is elsewhere.

@@ -1,0 +1,1 @@
+"""Published studies, as files for ``polarstep study``: results/ has their records."""
