@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 
 import pytest
@@ -178,3 +179,19 @@ def test_each_kind_of_model_learns_a_batch(name, method):
         optimizer.zero_grad()
     assert losses[-1] < losses[0] - 0.001
     assert all(torch.equal(p, model.get_parameter(n)) for n, p in frozen.items())
+
+
+def test_it_needs_torch_and_numpy_alone():
+    """The machines with GPUs have nothing else."""
+    code = """
+import sys
+for name in ("typer", "rich", "pydantic", "pandas", "scipy", "optuna", "pooch", "jinja2"):
+    sys.modules[name] = None
+import polarstep_lab.studies.two_lines.__main__ as study
+from polarstep_lab.studies.two_lines.families import FAMILIES
+from polarstep_lab.studies.two_lines.methods import METHODS
+from polarstep_lab.records.environment import source_of_packages
+model = FAMILIES["gpt2"]
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ SUBCOMMANDS = {
     "download": Subcommand(
         "data",
         "download",
-        "Download a data set and check its sums: CIFAR-10, or token shards of FineWeb.",
+        "Download CIFAR-10, or token shards of FineWeb, and check their sums.",
     ),
     "demo": Subcommand(
         "demo",

@@ -166,7 +166,7 @@ def download(
         ),
     ] = SHARDS,
 ) -> None:
-    """Download a data set and check its sums: CIFAR-10, or token shards of FineWeb."""
+    """Download CIFAR-10, or token shards of FineWeb, and check their sums."""
     with clear_errors("Run the same command again to go on."):
         if name == "fineweb":
             _download_fineweb(to / "fineweb10B", shards)

@@ -12,7 +12,8 @@ import hashlib
 import http.client
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ __all__ = ["SHARDS", "download_fineweb", "fineweb_names"]
 
 URL = "https://huggingface.co/datasets/kjj0/fineweb10B-gpt2/resolve/main"
 SHARDS = 5
-"""Training shards by default: a run of the ``nanogpt`` recipe reads 404 million tokens, so five, once."""
+"""Training shards by default: five have the 404 million tokens that a run of ``nanogpt`` reads."""
 LAST = 103
 ATTEMPTS = 5
 BLOCK = 1 << 20
@@ -76,8 +77,8 @@ def _download(url: str, path: Path, progress: Progress) -> None:
     if found != expected:
         part.unlink()
         raise DatasetError(
-            f"{url} came with SHA-256 {found[:12]}…, the server says {expected[:12]}…: it was damaged on
-            " "the way and is removed; run the same command again"
+            f"{url} came with SHA-256 {found[:12]}…, the server says {expected[:12]}…: it was "
+            "damaged on the way and is removed; run the same command again"
         )
     try:
         open_shard(part)
@@ -117,7 +118,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _announced(url: str) -> tuple[int, str]:
     """Size and SHA-256 of a file, as the server says before it redirects to the file itself."""
     request = urllib.request.Request(url, method="HEAD")
-    headers: Mapping[str, str]
+    headers: Message
     try:
         with urllib.request.build_opener(_NoRedirect).open(request, timeout=60) as reply:
             headers = reply.headers

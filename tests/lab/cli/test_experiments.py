@@ -322,13 +322,9 @@ def test_list_shows_what_there_is():
         assert word in outcome.output
     for word in ("deflated", "auto-rows", "peer:torch-muon"):
         assert word in outcome.output
-    assert "Not the paper's: power, rest, auto, sequence-length and lr; solver also takes" in said(
-        outcome
-    )
+    assert "Not the paper's: power, rest, auto, sequence-length and lr; solver" in said(outcome)
     assert "sketch also takes warm" in said(outcome)
-    assert "Other recipes vary rank and batch and sequence-length in the same proportion" in said(
-        outcome
-    )
+    assert "Other recipes vary rank and batch and sequence-length in" in said(outcome)
     polarstep("run", "nanogpt-toy", "-m", "adamw", *SMALL)
     assert "finished" in polarstep("list", "runs").output
 

@@ -6,6 +6,7 @@ import hashlib
 import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ def server():
     files = {f"/{name}": shard(seed) for seed, name in enumerate(names)}
 
     class Handler(BaseHTTPRequestHandler):
-        asked: list[str] = []
+        asked: ClassVar[list[str]] = []
         cut = 0
         damage = False
 

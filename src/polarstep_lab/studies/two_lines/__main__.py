@@ -297,7 +297,8 @@ def percent(values: Mapping[int, float], base: Mapping[int, float]) -> str:
         100 * (values[seed] / base[seed] - 1) for seed in values.keys() & base.keys()
     )
     assert found is not None
-    return f"{found.from_zero.text(1)}% (n = {found.n})"
+    mean, plus_minus, interval = found.from_zero.text(1).partition(" ±")
+    return f"{mean}%{plus_minus}{interval} (n = {found.n})"
 
 
 def mean(runs: Mapping[int, Record]) -> float:
