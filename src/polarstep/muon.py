@@ -76,11 +76,11 @@ def step(
     def steps() -> Iterator[Running]:
         for shared, exchange in shares.owned:
             yield Running(shared.key.device, bucket_step(shared, engine, exchange))
-        for b in buckets_of(shares.gathered, shares.state, draws, most=shares.window // 2):
+        for b in buckets_of(shares.gathered, shares.state, draws, most=shares.bytes_in_flight // 2):
             yield Running(b.key.device, bucket_step(b, engine, Gathered(), hooks))
         yield from _steps_here(works, state, draws, replayed, hooks, engine)
 
-    run(steps(), shares.window, shares.errors)
+    run(steps(), shares.bytes_in_flight, shares.errors)
 
 
 def _steps_here(
@@ -146,11 +146,10 @@ def buckets_of(
     ``skip`` has the ids of parameters that are left out.
     """
     for (key, _), members in members_by_key(works, state, skip=skip).items():
-        if most is None and key.device.type == "cpu":
-            most = LARGEST_ON_A_CPU
+        largest = LARGEST_ON_A_CPU if most is None and key.device.type == "cpu" else most
         parts: Iterable[list[Any]] = [members]
-        if most is not None:
-            count = most // max(1, key.m * key.n * key.dtype.itemsize)
+        if largest is not None:
+            count = largest // max(1, key.m * key.n * key.dtype.itemsize)
             parts = in_parts(members, lambda member: member.count, count)
         numbers = draws.of(key)
         for part in parts:
@@ -164,17 +163,19 @@ class Running(NamedTuple):
     step: Generator[int, None, None]
 
 
-def run(steps: Iterable[Running], window: int = 1, errors: list[Exception] | None = None) -> None:
+def run(
+    steps: Iterable[Running], bytes_in_flight: int = 1, errors: list[Exception] | None = None
+) -> None:
     """Take steps in turn: while one bucket waits for other ranks, the next computes.
 
-    The next bucket begins while those that wait hold less than ``window`` bytes. All ranks must come
+    The next bucket begins while those that wait hold less than ``bytes_in_flight``. All ranks must come
     with the same steps in the same order. Where ``errors`` is given, an error goes there and ends the
     step of its bucket alone: other ranks would wait for this rank's part in the rest.
     """
     coming, running, more = iter(steps), deque[tuple[Running, int]](), True
     while more or running:
         try:
-            if more and sum(held for _, held in running) < window:
+            if more and sum(held for _, held in running) < bytes_in_flight:
                 its = next(coming, None)
                 more = its is not None
             else:

@@ -45,7 +45,7 @@ from polarstep.mistakes import (
 from polarstep.muon import step
 from polarstep.options import CheckedOptions, complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
-from polarstep.ranks.distribution import Distribution
+from polarstep.ranks.distribution import BYTES_IN_FLIGHT, Distribution
 from polarstep.ranks.over_ranks import StepOverRanks
 from polarstep.ranks.plans import AskedPlan
 from polarstep.rates import ShapeScale, measure, measured_factor, to_be_measured
@@ -130,6 +130,9 @@ class Muon(Checkpointed):
             ``"auto"`` takes the cheapest plan for each parameter; ``"local"``, ``"owner"``,
             ``"replicated"`` or ``"gather"`` is taken wherever it is possible. A group may have a
             ``"plan"`` of its own. The result of a step does not depend on it.
+        bytes_in_flight: how much memory matrices may hold together while they wait for other ranks.
+            While some wait, others are computed. Less memory may make a step slower; the result is the
+            same.
         process_group: the ranks that hold copies of the plain parameters, as with DDP; they then share
             the work. ``torch.distributed.group.WORLD`` for all ranks. By default each process updates
             its plain parameters by itself. The ranks of a ``DTensor`` are those of its mesh.
@@ -182,6 +185,7 @@ class Muon(Checkpointed):
         fused: bool = True,
         plan: AskedPlan = "auto",
         process_group: Any = None,
+        bytes_in_flight: int = BYTES_IN_FLIGHT,
     ) -> None:
         defaults = {
             "algorithm": "muon",
@@ -204,7 +208,7 @@ class Muon(Checkpointed):
             "fused": fused,
             "step": 0,
         }
-        self._start(plan, process_group)
+        self._start(plan, process_group, bytes_in_flight=bytes_in_flight)
         self._is_made = False
         super().__init__(listed_params(params), complete({}, defaults))
         self._is_made = True
@@ -215,12 +219,13 @@ class Muon(Checkpointed):
         process_group: Any = None,
         origin: Origin | None = None,
         measured: dict[str, float | None] | None = None,
+        bytes_in_flight: int = BYTES_IN_FLIGHT,
     ) -> None:
         self._polar_hooks: OrderedDict[int, PolarHook] = OrderedDict()
         self._everywhere: set[int] = set()  # the hooks that all ranks must have
         self._replayed = ReplayedStep()
         self._draws = Draws()
-        self._distribution = Distribution(plan, process_group)
+        self._distribution = Distribution(plan, process_group, bytes_in_flight)
         self._over_ranks = StepOverRanks(self._distribution)
         self._checked = CheckedOptions()
         self._is_made = True  # False while the first groups are added
@@ -232,8 +237,13 @@ class Muon(Checkpointed):
 
     def _kept(self) -> dict[str, Any]:
         # A process group cannot be pickled, nor need a model be.
-        plan, origin = self._distribution.plan, self._origin.pickled()
-        return {"plan": plan, "origin": origin, "measured": self._measured}
+        its, origin = self._distribution, self._origin.pickled()
+        return {
+            "plan": its.plan,
+            "bytes_in_flight": its.bytes_in_flight,
+            "origin": origin,
+            "measured": self._measured,
+        }
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Muon:
         """A copy that steps as the original would.

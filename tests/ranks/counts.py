@@ -19,7 +19,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 import polarstep as ps
 from polarstep import rng
 from polarstep.maps import Warm
-from polarstep.ranks import collectives, distribution
+from polarstep.ranks import collectives
 
 # The shapes of the goals at four ranks, and smaller ones to check the formulas.
 SHAPES = {
@@ -122,7 +122,7 @@ def flops_of_one(m: int, n: int, polar: ps.PolarMap, at: int = 1) -> int:
     return flops.total
 
 
-def order(plan: str) -> list[str]:
+def order(plan: str, **options: Any) -> list[str]:
     """What a step of two buckets does in turn: it sends, it computes, it waits for what was sent."""
     mesh = mesh_of("cpu", (dist.get_world_size(),))
     placed = [Replicate()] if plan == "replicated" else [Shard(0)]
@@ -133,7 +133,7 @@ def order(plan: str) -> list[str]:
             params.append(nn.Parameter(distribute_tensor(G, mesh, placed)))
             params[-1].grad = params[-1].detach()
     polar = ps.LowRank(4, 2, 0, always_sketch=True)
-    optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan), []
+    optimizer, events = ps.Muon(params, lr=0.1, polar=polar, plan=plan, **options), []
     optimizer.step()  # the first step has one more exchange: whether all ranks have these parameters
 
     def noted(word: str, call: Any) -> Any:
@@ -196,8 +196,7 @@ def carrying_cases() -> list[tuple[str, str, str]]:
 @mock.patch("polarstep.ops.cpu.has_tiles", no_tiles)
 def main(rank: int, ranks: int, folder: Path) -> dict[Any, Any]:
     found: dict[Any, Any] = {("order", plan): order(plan) for plan in PLANS}
-    with mock.patch.object(distribution, "WINDOW", 1):
-        found["in a window"] = order("owner")
+    found["in a window"] = order("owner", bytes_in_flight=1)
     if ranks == 4:
         for shape in GOALS:
             for dtype in (torch.float32, torch.bfloat16):

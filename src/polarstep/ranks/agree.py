@@ -51,11 +51,11 @@ ROUNDING = 1e-12
 class Agreement:
     """What the ranks of an optimizer say of a step, together."""
 
-    def __init__(self, plan: AskedPlan) -> None:
+    def __init__(self, plan: AskedPlan, bytes_in_flight: int) -> None:
         # The ids of the parameters of which some rank has a gradient, or at which a hook of it looks.
         self.with_gradient: set[int] = set()
         self.hooked: set[int] = set()
-        self._options = _GroupOptions(plan)
+        self._options = _GroupOptions(plan, bytes_in_flight)
         self._copies = _Copies()
         self._warned = False
         self._common: list[_Common] = []
@@ -482,8 +482,8 @@ class _Options:
 class _GroupOptions:
     """The options of every group of an optimizer, read anew where one is another object."""
 
-    def __init__(self, plan: AskedPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: AskedPlan, bytes_in_flight: int) -> None:
+        self._plan, self._bytes = plan, bytes_in_flight
         self._known: dict[int, tuple[list[Any], _Options]] = {}
 
     def of(self, number: int, group: Group) -> _Options:
@@ -497,7 +497,7 @@ class _GroupOptions:
         if known is not None and _are_same(known[0], values):
             return known[1]
         numbers: dict[str, float] = {}
-        texts: dict[str, str] = {}
+        texts: dict[str, str] = {"bytes_in_flight": str(self._bytes)}
         for name, value in zip(("algorithm", *names), values, strict=True):
             for key, each in _flat(name, value or self._plan if name == "plan" else value):
                 if _is_compared_as_number(key, each):

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import Draws, members_by_key
+from polarstep.checked_values import check_integer
 from polarstep.gradients import Work
 from polarstep.groups import Group, view_of
 from polarstep.ranks import collectives
@@ -35,11 +36,10 @@ from polarstep.ranks.plans import (
 )
 from polarstep.state import State, check_blocks
 
-__all__ = ["Distribution"]
+__all__ = ["BYTES_IN_FLIGHT", "Distribution"]
 
 
-# Bytes that buckets may hold while they wait for other ranks; one bucket may always run.
-WINDOW = 512 * 2**20
+BYTES_IN_FLIGHT = 512 * 2**20
 
 
 @dataclass
@@ -72,15 +72,20 @@ class Distribution:
         plan: the plan to prefer, ``"auto"`` for the cheapest; a group may have its own under ``"plan"``.
         process_group: the ranks that hold copies of all plain parameters (DDP); ``None``: this process
             has its plain parameters to itself.
-        window: the bytes that buckets may hold while they wait for other ranks.
+        bytes_in_flight: what buckets may hold together while they wait for other ranks; one bucket may
+            always run.
     """
 
     def __init__(
-        self, plan: AskedPlan = AUTO, process_group: Any = None, window: int | None = None
+        self,
+        plan: AskedPlan = AUTO,
+        process_group: Any = None,
+        bytes_in_flight: int = BYTES_IN_FLIGHT,
     ) -> None:
         check_plan(plan)
         _check_process_group(process_group)
-        self.window = WINDOW if window is None else window
+        check_integer("bytes_in_flight", bytes_in_flight, 1, "512 * 2**20, the default, is 512 MiB")
+        self.bytes_in_flight = bytes_in_flight
         self.plan, self.process_group = plan, process_group
         if process_group is not None:
             ranks = torch.distributed.get_process_group_ranks(process_group)
@@ -185,7 +190,11 @@ class Distribution:
             here = self.local_state(state)
             whole = here.begin(whole)
         owned = self._owned(those(*BY_OWNERS), state, draws)
-        return whole, here, Shares(shared, owned, gathered, self.layout_of, state, self.window, [])
+        return (
+            whole,
+            here,
+            Shares(shared, owned, gathered, self.layout_of, state, self.bytes_in_flight, []),
+        )
 
     def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> Plan:
         choice = self.choice(group, p)
@@ -210,7 +219,7 @@ class Distribution:
         for (key, _), members in members_by_key(works, state, ranks_of).items():
             layouts = [self._layout(member.param) for member in members]
             whole = SharedBucket(key, members, layouts, state, draws.of(key))
-            buckets += whole.in_parts(self.window // 2)
+            buckets += whole.in_parts(self.bytes_in_flight // 2)
         decides = [b.decides for b in buckets]
         if decides != self._exchanges[0]:
             both = zip(buckets, computing_ranks(buckets), strict=True)

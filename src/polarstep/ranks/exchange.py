@@ -61,7 +61,7 @@ class Shares:
     gathered: list[Work]  # those that every rank computes that holds a part
     layout_of: Callable[[Tensor], Layout | None]
     state: State
-    window: int  # bytes that buckets may hold while they wait for other ranks
+    bytes_in_flight: int  # that buckets may hold together while they wait for other ranks
     errors: list[Exception]  # of this rank
 
 

@@ -32,7 +32,7 @@ class StepOverRanks:
 
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
-        self._agreement = Agreement(distribution.plan)
+        self._agreement = Agreement(distribution.plan, distribution.bytes_in_flight)
         self._failure: Exception | None = None
         self._checked = CheckedOptions()
         self._checked_for: Sequence[tuple[Tensor, Layout]] = ()

@@ -215,7 +215,9 @@ class Table:
         # Whether every rank has all of M and needs all of T, as where parameters are copies.
         self.copied = all(layout.cut == () for layout in b.layouts)
         self.nbytes = len(self.matrices) * b.bytes_of_one
-        self.width = factor_width(its.polar)
+        # ℓ where T comes in two factors; a map joins the parts of more matrices as dense T.
+        joined = len(self.matrices) > kernels.MOST_MATRICES
+        self.width = None if joined else factor_width(its.polar)
         self.shapes = carries.shapes_of(its, self.dtype)
         self.mine = [self._part(b, j, self.me) for j in range(len(computes))]
         self.there, self.there_at_first = (

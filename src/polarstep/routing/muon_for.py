@@ -24,6 +24,7 @@ from polarstep.matrix import Layout
 from polarstep.optimizer import Muon
 from polarstep.options import check_lr
 from polarstep.others import AdamW, Elementwise, no_rule
+from polarstep.ranks.distribution import BYTES_IN_FLIGHT
 from polarstep.ranks.plans import AskedPlan
 from polarstep.rates import ShapeScale
 from polarstep.routing.anatomy import dissect, innermost
@@ -90,6 +91,7 @@ def muon_for(
     fused: bool = True,
     plan: AskedPlan = "auto",
     process_group: Any = None,
+    bytes_in_flight: int = BYTES_IN_FLIGHT,
 ) -> Muon:
     """Muon for the hidden matrices of ``model``, AdamW or another rule for the rest, in one optimizer.
 
@@ -155,6 +157,7 @@ def muon_for(
         fused: whether a GPU uses Triton kernels and a CUDA graph.
         plan: how ranks share the work on sharded and replicated parameters.
         process_group: the ranks that hold copies of the plain parameters, as with DDP.
+        bytes_in_flight: how much memory matrices may hold together while they wait for other ranks.
 
     Raises:
         ValueError: if no parameter would go to Muon, if a pattern matches no parameter, or if a
@@ -226,6 +229,7 @@ def muon_for(
         fused=fused,
         plan=plan,
         process_group=process_group,
+        bytes_in_flight=bytes_in_flight,
     )
     # Copies, as the caller's list and dicts may change before a parameter is added.
     kept = replace(choices, splits={**choices.splits}, layouts={**choices.layouts}, rules=(*rules,))
