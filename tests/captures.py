@@ -8,9 +8,12 @@ from unittest.mock import patch
 
 import torch
 
+from polarstep import Muon
+
 
 @contextmanager
 def as_if_captured() -> Iterator[None]:
     capturing = patch.object(torch.cuda, "is_current_stream_capturing", return_value=True)
-    with patch.object(torch.cuda, "is_initialized", return_value=True), capturing:
+    gpu = patch.object(Muon, "_first_gpu", return_value=torch.device("cpu"))
+    with patch.object(torch.cuda, "is_initialized", return_value=True), capturing, gpu:
         yield
