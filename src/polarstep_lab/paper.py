@@ -17,6 +17,7 @@ __all__ = [
     "ABLATED_METHOD",
     "ABLATIONS",
     "ABLATIONS_SOURCE",
+    "DIFFERENCES",
     "METHODS",
     "TABLE_2",
     "TRAINING_TOKENS",
@@ -230,3 +231,32 @@ ABLATIONS: Mapping[str, Mapping[int | str, Published]] = {
     for axis, values in _ABLATION_FIGURES.items()
 }
 """Test accuracy of ``ABLATED_METHOD`` on CIFAR-10, by axis and value."""
+
+DIFFERENCES: Mapping[str, tuple[str, ...]] = {
+    "nanogpt": (
+        "The GPT here is a plain one. The paper's modded-nanogpt also has value and bigram "
+        "embeddings and learned residual scalars, ties embedding and head for most of "
+        "training, and masks attention between documents; its rotary embedding covers half of "
+        "a head, with YaRN, and its initial sizes differ.",
+        "Muon here is the paper's equation (1). In the authors' code it sits inside NorMuon "
+        "with cautious weight decay, MLP down projections move at 4 times the rate and c_proj "
+        "at twice, and Adam steps at odd steps only.",
+        "A quintic here is the one that the paper prints, (15, −10, 3)/8. The authors' code "
+        "runs (2, −3/2, 1/2) as its theoretical quintic (here: quintic-2).",
+        "SGD here has the mean loss. The authors' loss is a growing sum, and their gradients "
+        "are clamped.",
+        "A perplexity belongs to its text, its model and its tokens: other text than "
+        "FineWeb10B, another depth or another length is another quantity.",
+    ),
+    "cifar10": (
+        "A quintic here is the one that the paper prints, (15, −10, 3)/8. The authors' code "
+        "runs (2, −3/2, 1/2) as its theoretical quintic (here: quintic-2).",
+        "Weights, gradients and momentum are float32 here. The authors' network is float16 "
+        "throughout, batch norm apart, and so is what Muon takes its polar factor of.",
+        "The same 5,000 training images are held out in every run. The authors draw theirs "
+        "anew for each seed, so that their spread over seeds contains that of the split.",
+        "Learning rate and momentum of the Kaczmarz row are those of the Gaussian row.",
+    ),
+}
+"""What is known to differ between our runs and the authors', read in their repository
+(github.com/Xiaoran-Cheng/muon-randomized-svd)."""

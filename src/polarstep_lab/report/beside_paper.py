@@ -7,19 +7,15 @@ other text, only the order of the methods and the relative cost of their steps a
 from __future__ import annotations
 
 import math
-import string
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pandas as pd
 
-from polarstep_lab.methods import find_method
-from polarstep_lab.paper import Published, PublishedTable
-from polarstep_lab.records.settings import settings_in
+from polarstep_lab.paper import DIFFERENCES, PublishedTable
 from polarstep_lab.report.blocks import Block, Table, Text, part
 from polarstep_lab.report.grouping import in_table_2
-from polarstep_lab.report.reasons import Reason, reasons
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.wording import MISSING, in_digits, joined, plural
 
@@ -27,7 +23,6 @@ __all__ = ["Beside", "beside_the_paper", "paper_blocks"]
 
 REFERENCE = "Muon (Nesterov)"
 """The method whose cost is the unit of relative costs."""
-_SAME_COST = 5e-4  # relative differences up to here are rounding: the paper has four decimals
 
 
 @dataclass(frozen=True)
@@ -35,15 +30,14 @@ class Beside:
     """A section next to the paper.
 
     ``lines`` has a line for each method of Table 2 that has a row: the ``row``, its ``place`` and
-    ``paper_place`` by the metric, from 1 for the best, ``cost`` and ``paper_cost``, its GFLOPs in parts
-    of :data:`REFERENCE`'s, and ``marks``, the letters of its ``notes``. An unknown number is NaN.
+    ``paper_place`` by the metric, from 1 for the best, and ``cost`` and ``paper_cost``, its GFLOPs in
+    parts of :data:`REFERENCE`'s. An unknown number is NaN.
     """
 
     comparable: bool
     summary: str
     order: str
     lines: pd.DataFrame
-    notes: dict[str, Reason]
     setting: PublishedTable
 
 
@@ -64,16 +58,12 @@ def beside_the_paper(section: Section) -> Beside | None:
     paper = pd.DataFrame([vars(setting.rows[method]) for method in rows], index=[*rows])
     gflops = pd.Series({method: row.gflops for method, row in rows.items()}, dtype=float)
     rank = {"ascending": not section.metric.higher_is_better, "method": "first"}
-    told = {m: _reasons(row, section, setting.rows[m], comparable) for m, row in rows.items()}
-    distinct = dict.fromkeys(reason for found in told.values() for reason in found)
-    notes = dict(zip(string.ascii_lowercase, distinct, strict=False))
     columns = {
         "row": rows,
         "place": means.rank(**rank),
         "paper_place": paper["mean"].rank(**rank),
         "cost": gflops / gflops.get(REFERENCE, math.nan),
         "paper_cost": paper["gflops"] / paper["gflops"].get(REFERENCE, math.nan),
-        "marks": {m: ", ".join(k for k, r in notes.items() if r in told[m]) for m in rows},
     }
     if comparable:
         summary = _agreement(rows, section)
@@ -84,7 +74,7 @@ def beside_the_paper(section: Section) -> Beside | None:
             f"and the cost of a step relative to {REFERENCE}."
         )
     order, lines = _order(rows, setting, section), pd.DataFrame(columns, index=[*rows])
-    return Beside(comparable, summary, order, lines, notes, setting)
+    return Beside(comparable, summary, order, lines, setting)
 
 
 def _of_one_task(rows: Mapping[str, Row]) -> dict[str, Row]:
@@ -112,38 +102,12 @@ def paper_blocks(section: Section) -> list[Block | None]:
         "Relative GFLOPs": lines["cost"].map(cost, na_action="ignore"),
         "in the paper": lines["paper_cost"].map(cost, na_action="ignore"),
     }
-    if beside.notes or any(row.differs for row in rows):
-        unexplained = ["no reason known" if row.differs else "" for row in rows]
-        cells["Notes"] = lines["marks"].where(lines["marks"] != "", unexplained)
     table = Table("Next to the paper", pd.DataFrame(cells, dtype=object).fillna(MISSING))
     relative = f"Relative GFLOPs: in per cent of {REFERENCE}'s."
     caption = joined(relative, beside.order, f"Source: {beside.setting.source}.")
     lead = Text(beside.summary, "verdict" if beside.comparable else "verdict warned")
-    known = Text("What is known to differ:", "known") if beside.notes else None
-    notes = [Text(f"({mark}) {r.topic}: {r.text}", "note") for mark, r in beside.notes.items()]
-    return [*part(table, caption, lead=lead), known, *notes]
-
-
-def _reasons(row: Row, section: Section, paper: Published, comparable: bool) -> list[Reason]:
-    """The known differences from the authors' runs that may explain why a figure of this row differs.
-
-    Older records do not name the data of their run. If other rows of the section were trained on the
-    same shards and all name the same data, that name is used.
-    """
-    off = row.off_the_paper
-    metric = not comparable or (off is not None and (off.clear or off.error is None))
-    dearer = row.gflops and paper.gflops and abs(row.gflops / paper.gflops - 1) > _SAME_COST
-    same = [o for o in section.all_rows if o.config.get("data") == row.config.get("data")]
-    named = [
-        {run.environment.get("data") for r in rows for run in r.runs["record"]}
-        for rows in ([row], same)
-    ]
-    known = next(filter(None, (names - {None, ""} for names in named)), set())
-    data = str(known.pop()) if len(known) == 1 else ""
-    device = str(row.first.environment.get("device", ""))
-    settings = settings_in(row.config)
-    found = reasons(find_method(row.method), section.benchmark, settings, device, data)
-    return [reason for reason in found if metric or (reason.cost and (dearer or not comparable))]
+    notes = [Text(note, "note") for note in DIFFERENCES[section.benchmark]]
+    return [*part(table, caption, lead=lead), Text("What is known to differ:", "known"), *notes]
 
 
 def _agreement(rows: Mapping[str, Row], section: Section) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from polarstep_lab.report.beside_paper import paper_blocks
@@ -10,20 +9,17 @@ from polarstep_lab.report.blocks import Block, Commands, Heading, Text
 from polarstep_lab.report.gradient_noise import noise_blocks
 from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.panels import Drawing
-from polarstep_lab.report.randomized import Pair, randomized_blocks, verdict
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.tables import ablation_blocks, comparison_blocks
-from polarstep_lab.wording import listed
+from polarstep_lab.wording import MISSING, listed
 
 __all__ = ["blocks_of", "brief_blocks", "headline"]
-
-_AS_MANY = 0.999  # FLOPs that differ by less than a thousandth count as equal
 
 
 def blocks_of(section: Section) -> list[Block]:
     """All parts of a section. Noise, γ and ν come first where every row was made to measure them."""
     seen = [*noise_blocks(section), *gamma_blocks(section)]
-    runs = [*comparison_blocks(section), *randomized_blocks(section), *paper_blocks(section)]
+    runs = [*comparison_blocks(section), *paper_blocks(section)]
     runs += ablation_blocks(section)
     body = (
         [*seen, Heading("The runs"), *runs]
@@ -36,9 +32,9 @@ def blocks_of(section: Section) -> list[Block]:
 
 
 def brief_blocks(section: Section) -> list[Block]:
-    """What a front page has of a section: the comparison, and the randomized steps in words."""
+    """What a front page has of a section: the comparison."""
     comparison = [b for b in comparison_blocks(section) if not isinstance(b, Drawing)]
-    return _shown([*comparison, Text(verdict(section))])
+    return _shown(comparison)
 
 
 def _shown(blocks: Sequence[Block | None]) -> list[Block]:
@@ -47,44 +43,35 @@ def _shown(blocks: Sequence[Block | None]) -> list[Block]:
 
 
 def headline(section: Section) -> Text:
-    """Quality against cost: the best row, and the best of the rows whose step needs fewer FLOPs.
+    """The best row against what the study compares with, which is AdamW unless it says otherwise.
 
-    The rows are those of the comparison; those of the ablation, where there is one and no comparison.
-    Rows that differ in their task, or in more than one axis, are not weighed against each other.
+    Rows that differ in their task are not weighed against each other.
     """
     if section.apart:
         text = f"The rows differ in {listed(section.apart)}, so that no best of them is named."
         return Text(text, "headline")
-    if not section.rows and len(section.ablations) > 1:
-        return Text("", "headline")
-    metric = section.metric
-    shown = {
-        r: r.metric.text(metric.decimals) for r in section.rows or section.all_rows if r.metric
-    }
-    best = section.best([*shown])
-    if best is None or len(shown) == 1:
-        return Text("" if best else "No run of this comparison has finished.", "headline")
-    ties = [row for row in shown if shown[row].split()[0] == shown[best].split()[0]]
+    best, base, metric = section.best(section.rows), section.against, section.metric
+    if best is None:
+        none = section.rows and "No run of this comparison has finished."
+        return Text(none or "", "headline")
+    shown = best.metric.text(metric.decimals) if best.metric else MISSING
+    if base is None or best is base:
+        scored = [row for row in section.rows if row.metric]
+        if len(scored) == 1:
+            return Text("", "headline")
+        return Text(
+            f"{best.label} has the {'highest' if metric.higher_is_better else 'lowest'} "
+            f"{metric.name.lower()} of {len(scored)} rows, {shown}.",
+            "headline",
+        )
+    difference = best.minus(base)
+    assert difference is not None
+    assert base.metric is not None
     text = (
-        f"{listed([row.label for row in ties])} {'have' if ties[1:] else 'has'} the "
-        f"{'highest' if metric.higher_is_better else 'lowest'} mean {metric.name.lower()} of "
-        f"{len(shown)} {'methods' if section.rows else 'settings'}, {shown[best]}"
+        f"{best.label} against {base.label}: {metric.name.lower()} {shown} against "
+        f"{base.metric.text(metric.decimals)}, {difference.sentence(metric.decimals)}"
     )
-    seeds = sorted(len(row.finished) for row in shown)
-    if seeds[0] != seeds[-1]:
-        text += f" (rows have {seeds[0]} to {seeds[-1]} seeds)"
-    costs = {row: row.gflops for row in shown if row.gflops}
-    best = min(ties, key=lambda row: costs.get(row, math.inf))
-    if best not in costs:
-        return Text(f"{text}; its optimizer FLOPs are not counted.", "headline")
-    cheaper = section.best([r for r in costs if costs[r] < _AS_MANY * costs[best]])
-    if cheaper is None:
-        return Text(f"{text}; none has fewer FLOPs.", "headline")
-    pair = Pair(cheaper.label, cheaper, best)
-    time = pair.times["step_ms"]
-    text += (
-        f"; {pair.label}, the best of those with fewer FLOPs, needs {pair.gflops} of its "
-        f"optimizer FLOPs{'' if time != time else f', takes {time:.2f} times as long for a whole step'} "
-        f"and is {pair.difference.sentence(metric.decimals)}."
-    )
-    return Text(text, "headline")
+    time = best.times["step_ms"] / base.times["step_ms"]
+    if time == time and best.devices == base.devices:
+        text += f"; a whole step takes {time:.2f} times as long"
+    return Text(f"{text}.", "headline")

@@ -19,9 +19,8 @@ from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, PublishedTable
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
-from polarstep_lab.report.data_read import HELD_OUT, TRAINING
 from polarstep_lab.report.rows import AblationSet, Row, Section, place, value_place
-from polarstep_lab.report.runs import METRICS, Runs
+from polarstep_lab.report.runs import METRICS, Runs, data_of
 
 __all__ = ["in_table_2", "sections_of"]
 
@@ -118,33 +117,23 @@ def _rows(members: pd.DataFrame) -> tuple[Row, ...]:
 
 
 def _label(row: Row, rows: Sequence[Row]) -> str:
-    """The method of a row; where it has several rows, also the overrides that not all of them share,
-    and the data that it read if not all read the same.
+    """The variant of a row, or its method; where that has several rows, also the overrides that differ.
 
     A row without overrides of its own has all that it shares with the others, if it is not the only
     one of its kind: such rows differ in what was the recipe's default when they were made.
     """
-    alike = [other for other in rows if other.method == row.method]
+    name = row.variant or row.method_that_ran
+    alike = [other for other in rows if (other.variant or other.method_that_ran) == name]
     if len(alike) == 1:
-        return row.method_that_ran
+        return name
     same = [_overrides(other) for other in alike]
-    overrides, data = _overrides(row), _told_data(row, alike)
+    overrides = _overrides(row)
     shown = _own(overrides, same)
-    if not (shown or data) and overrides and sum(not _own(other, same) for other in same) == 1:
-        return row.method_that_ran
-    told = shown if shown or data else overrides
-    words = [*(f"{key}={value}" for key, value in sorted(told.items())), *data]
-    return ", ".join([row.method_that_ran, *(words or ["recipe's own settings"])])
-
-
-def _told_data(row: Row, alike: Sequence[Row]) -> list[str]:
-    """What a row read, in words, where rows of its method read different data."""
-    verbs = {TRAINING: "trained on", HELD_OUT: "tested on"}
-    return [
-        f"{verbs[kind]} {read.told}"
-        for kind, read in row.reads.items()
-        if any(other.reads[kind].key != read.key for other in alike)
-    ]
+    if not shown and overrides and sum(not _own(other, same) for other in same) == 1:
+        return name
+    told = shown or overrides
+    words = [f"{key}={value}" for key, value in sorted(told.items())]
+    return ", ".join([name, *(words or ["recipe's own settings"])])
 
 
 def _own(overrides: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -215,12 +204,13 @@ def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
 
 
 def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
-    """The settings in which ``row`` differs from its base, apart from those that the axis changes.
-
-    Where the two did not read the same data, that is named too.
-    """
+    """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
     ours, theirs = settings_in(row.config), settings_in(base.config)
-    reads = [kind for kind, read in row.reads.items() if read.key != base.reads[kind].key]
+    reads = (
+        []
+        if data_of(row.first.environment) == data_of(base.first.environment)
+        else ["the data read"]
+    )
     with contextlib.suppress(ConfigError):  # a config of another version is compared as it is
         based = apply_axis(RunConfig.from_dict(base.config), axis, row.value)
         theirs = settings_in(based.to_dict())

@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,8 @@ from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import ABLATIONS, Published
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.records.settings import NOT_TRAINING, settings_in
-from polarstep_lab.report.data_read import Read
 from polarstep_lab.report.palette import Look, looks_of
-from polarstep_lab.report.runs import STATUSES, TIMES, Metric
+from polarstep_lab.report.runs import STATUSES, TIMES, Metric, data_of
 
 __all__ = ["AblationSet", "Row", "Section", "place", "value_place"]
 
@@ -56,23 +54,26 @@ class Row:
         return self.method
 
     @property
+    def variant(self) -> str:
+        """The variant of a study that these runs are of; empty where they are of several or none."""
+        names = {run.identity.study.get("variant", "") for run in self.runs["record"]}
+        return str(names.pop()) if len(names) == 1 else ""
+
+    @property
     def setting(self) -> str:
         """What determines the result of these runs, apart from the seed, as a string to compare."""
         return str(self.runs["setting"].iloc[0])
 
     @cached_property
     def task_settings(self) -> Mapping[str, Any]:
-        """Model, data, stages of training and length of the test, by the path of each setting.
-
-        What files the data was read from is no setting, and has a name in words.
-        """
+        """Model, data, stages of training and length of the test, by the path of each setting."""
         settings = {
             path: value
             for path, value in settings_in(self.config).items()
             if path.startswith(("model.", "data.", "evaluation.tokens"))
             and path not in NOT_TRAINING
         }
-        return settings | {kind: read.key for kind, read in self.reads.items()}
+        return settings | {"the data read": data_of(self.first.environment)}
 
     @cached_property
     def task(self) -> str:
@@ -97,13 +98,6 @@ class Row:
     def config(self) -> Mapping[str, Any]:
         """The complete config of the first run."""
         return self.first.identity.config
-
-    @cached_property
-    def reads(self) -> Mapping[str, Read]:
-        """What data these runs read, by kind; a record that says more than others speaks for them."""
-        found: list[Mapping[str, Read]] = [*self.runs["reads"]]
-        much = attrgetter("how_much")
-        return {kind: max((each[kind] for each in found), key=much) for kind in found[0]}
 
     @property
     def polar(self) -> Mapping[str, Any]:
@@ -131,17 +125,6 @@ class Row:
         finished, lost = self.counts["finished"], self.counts.drop("finished")
         others = ", ".join(f"{count} {status}" for status, count in lost[lost > 0].items())
         return f"{finished} of {len(self.runs)} ({others})" if others else str(finished)
-
-    @cached_property
-    def commits(self) -> list[str]:
-        """The commits of the runs whose metric counts, by the time at which the first of each began.
-
-        They have seven digits, and a plus where the source had changes; one not recorded is empty.
-        """
-        records: list[RunRecord] = [*self.finished.sort_values("began", kind="stable")["record"]]
-        sessions = (session for record in records for session in record.sessions)
-        found = (str(session.get("git_commit") or "") for session in sessions)
-        return [*dict.fromkeys(f"{commit[:7]}{'+' * commit.endswith('+')}" for commit in found)]
 
     @cached_property
     def by_seed(self) -> pd.Series:
@@ -367,6 +350,19 @@ class Section:
             for path in sorted({path for task in tasks for path in task})
             if any(task.get(path) != tasks[0].get(path) for task in tasks)
         ]
+
+    @cached_property
+    def against(self) -> Row | None:
+        """The finished row that the study compares with, else AdamW's; ``None`` without either."""
+        asked = {
+            run.identity.study.get("against") for row in self.rows for run in row.runs["record"]
+        }
+        names = [*sorted(filter(None, asked)), "AdamW"]
+        for name in names:
+            for row in self.rows:
+                if row.metric and name in (row.variant, row.method):
+                    return row
+        return None
 
     def best(self, rows: Sequence[Row]) -> Row | None:
         """The row with the best mean metric."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +16,6 @@ from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE, split_path
 from polarstep_lab.records.record import UNREADABLE, RunIdentity, RunRecord, find_runs
 from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
-from polarstep_lab.report.data_read import reads_of
 from polarstep_lab.wording import plural
 
 __all__ = [
@@ -28,6 +27,7 @@ __all__ = [
     "Runs",
     "at_a_time",
     "collect_runs",
+    "data_of",
     "ran_alone",
 ]
 
@@ -45,8 +45,8 @@ class Metric(NamedTuple):
 
 METRICS = (
     Metric("test_accuracy", "Test accuracy", True, 4),
-    Metric("test_perplexity", "Test perplexity", False, 3),
-    Metric("val_perplexity", "Validation perplexity", False, 3),
+    Metric("test_perplexity", "Test perplexity", False, 2),
+    Metric("val_perplexity", "Validation perplexity", False, 2),
 )
 """The metrics that a run may be judged by. Older nanoGPT records have a validation perplexity only."""
 
@@ -73,8 +73,7 @@ class Runs:
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
     varies; ``paper``, the published figure; ``began`` and ``ended``; ``shared``, whether programs that
     leave no record used the device too; ``conditions``, what must be equal for times to compare; and
-    ``alone``, whether nothing else used the device; and ``reads``, what data was read
-    (:mod:`polarstep_lab.report.data_read`). ``setting`` has this in it.
+    ``alone``, whether nothing else used the device. Runs that chose the rate of a study are left out.
     """
 
     frame: pd.DataFrame
@@ -101,15 +100,14 @@ def collect_runs(paths: Sequence[Path | str]) -> Runs:
         for directory in (found for found in find_runs([root], leave_out) if found not in lines):
             name = "/".join(part for part in _name(directory, root).split("/") if part != ARCHIVE)
             try:
-                lines[directory] = {"run": name, **_line(RunRecord.load(directory))}
+                record = RunRecord.load(directory)
+                if record.identity.study.get("rate") != "chooses":
+                    lines[directory] = {"run": name, **_line(record)}
             except UNREADABLE as error:
                 leave_out(directory, error)
     columns = [*RUN_COLUMNS, *_MORE_COLUMNS]
     frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
-    reads = reads_of([*frame["record"]])
-    keys = [json.dumps([read.key for read in each.values()]) for each in reads]
-    frame = frame.assign(reads=reads, setting=frame["setting"] + pd.Series(keys, dtype=object))
     return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
 
 
@@ -136,7 +134,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "run_seconds": run.seconds,
         "device": _device(run),
         "record": run,
-        "setting": setting_of(run),
+        "setting": setting_of(run) + data_of(run.environment),
         "besides": set_beside_axis(identity),
         "paper": _published(identity),
         "began": began,
@@ -161,6 +159,11 @@ def _published(run: RunIdentity) -> Published | None:
         return None
     axis, value = run.ablation.axis, run.ablation.value
     return ABLATIONS.get(axis, {}).get(value) if isinstance(value, int | str) else None
+
+
+def data_of(environment: Mapping[str, Any]) -> str:
+    """Digests of the text or the images that a run read, as far as its record has them."""
+    return " ".join(str(environment.get(key, "")) for key in ("data_digest", "held_out_digest"))
 
 
 # --- how it was timed -----------------------------------------------------------------------------

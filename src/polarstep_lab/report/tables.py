@@ -14,14 +14,13 @@ from polarstep_lab.report.figures import cost_figure, trajectory_figure
 from polarstep_lab.report.palette import Look, look_of, ordinal_looks
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
-from polarstep_lab.wording import MISSING, in_digits, joined, listed, plural
+from polarstep_lab.wording import MISSING, in_digits, joined, listed
 
 __all__ = ["ablation_blocks", "comparison_blocks", "difference_cells", "runs_csv", "summary_csv"]
 
 _QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
 )
-_COMMITS_TO_LIST = 3
 _UNLIKE = "Times of rows that differ in the last columns, how they were run, do not compare."
 
 
@@ -60,8 +59,6 @@ def _comparison_caption(section: Section) -> str:
         f"{section.metric.name}: {_QUALITY}",
         off if any(row.paper for row in section.rows) else "",
         "GFLOPs: the optimizer's part of a step, from the ledger.",
-        _data_text(section.rows),
-        _commits_text({row: row.label for row in section.rows}),
         _times_text(section.rows),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
         _UNLIKE if any(_conditions(section.rows).values()) else "",
@@ -115,8 +112,6 @@ def _ablation_caption(section: Section) -> str:
         f"{section.metric.name}: {_QUALITY}",
         difference if any(ablation.base for ablation in ablations) else "",
         *(_strays_text(section, ablation) for ablation in ablations),
-        _data_text([row for ablation in ablations for row in ablation.row_names]),
-        _commits_text({row: section.label_in(a, row) for a in ablations for row in a.rows}),
         _times_text([row for ablation in ablations for row in ablation.row_names]),
         _UNLIKE if any(any(_conditions([*a.row_names]).values()) for a in ablations) else "",
         authors if any(row.paper for ablation in ablations for row in ablation.rows) else "",
@@ -196,41 +191,6 @@ def _paper_text(row: Row, published: Published | None) -> str:
         return MISSING
     differs = row.metric is not None and row.metric.minus(published.estimate).clear
     return f"{published.mean:.4f} ± {published.std:.4f}{'‡' if differs else ''}"
-
-
-def _data_text(shown: Sequence[Row]) -> str:
-    """How many runs have records that say less of their data than others, and what is made of them."""
-    told = [
-        [read.how_much for read in each.values()] for row in shown for each in row.runs["reads"]
-    ]
-    most = [max(of_kind) for of_kind in zip(*told, strict=True)]
-    less = sum(each != most for each in told)
-    if not less:
-        return ""
-    return (
-        f"Of {plural(len(told), 'run')}, {less} say less of their data than the others, and count as of "
-        "the same data where nothing that they say is against it and the others agree."
-    )
-
-
-def _commits_text(named: Mapping[Row, str]) -> str:
-    """Which rows have a metric from runs of several commits, and of which."""
-    rows: dict[str, list[str]] = {}
-    for row, label in named.items():
-        if len(row.commits) > 1:
-            rows.setdefault(_told_commits(row.commits), []).append(label)
-    if not rows:
-        return ""
-    told = "; ".join(f"{listed(labels)} ({commits})" for commits, labels in rows.items())
-    return f"Rows of runs of several commits, in order of time: {told}."
-
-
-def _told_commits(commits: Sequence[str]) -> str:
-    """The commits by their names; of many the number, the first and the last."""
-    if len(commits) <= _COMMITS_TO_LIST:
-        return listed([commit or "one that is not recorded" for commit in commits])
-    first, last = (commit or "not recorded" for commit in (commits[0], commits[-1]))
-    return f"{len(commits)} commits, the first {first} and the last {last}"
 
 
 def _times_text(shown: Sequence[Row]) -> str:

@@ -22,15 +22,12 @@ from tests.lab.experiments.synthetic import (
 
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
-from polarstep_lab.recipes import resolve
 from polarstep_lab.records.record import Ablation
-from polarstep_lab.records.settings import settings_in
 from polarstep_lab.report import report_files
 from polarstep_lab.report.beside_paper import beside_the_paper
 from polarstep_lab.report.figures import curve_of, trajectory_figure
 from polarstep_lab.report.grouping import sections_of
 from polarstep_lab.report.pages import brief_lines
-from polarstep_lab.report.reasons import reasons
 from polarstep_lab.report.runs import at_a_time, collect_runs, ran_alone
 from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.storage import read_json, write_json
@@ -70,76 +67,6 @@ def test_digits_are_compared_where_the_setting_is_the_papers(cifar):
     assert "worse" in beside.summary
 
 
-def test_a_reason_stands_beside_each_difference_and_nowhere_else(cifar, tmp_path):
-    found, _ = cifar
-    beside = beside_the_paper(found)
-    topics = {mark: reason.topic for mark, reason in beside.notes.items()}
-    for line in beside.lines.itertuples():
-        said = {topics[mark] for mark in line.marks.split(", ") if mark}
-        assert bool(said) == line.row.differs
-        if line.row.differs:
-            muon = "Muon" in line.row.method
-            assert said >= {"precision", "data"}
-            assert ("polynomial" in said) == muon
-            assert ("tuning" in said) == ("Kaczmarz" in line.row.method)
-    write_table_2(tmp_path / "same", "cifar10", seeds=6)
-    same = beside_the_paper(section(tmp_path / "same"))
-    assert all(not line.marks for line in same.lines.itertuples() if not line.row.differs)
-
-
-def facts(method="muon", benchmark="cifar10", device="cuda", **overrides):
-    recipe = {"cifar10": "cifar10", "nanogpt": "nanogpt-small"}[benchmark]
-    config = resolve(recipe, method, 0, overrides)
-    return config.rule, benchmark, settings_in(config.to_dict()), device
-
-
-@pytest.mark.parametrize(
-    ("run", "topic", "expected"),
-    [
-        (lambda: facts(), "polynomial", "(15, −10, 3)/8"),
-        (lambda: facts(**{"optimizer.polar.solver": "quintic-2"}), "polynomial", None),
-        (lambda: facts("adamw"), "polynomial", None),
-        (lambda: facts(), "precision", "products in bfloat16"),
-        (lambda: facts(device="cpu"), "precision", "all else too"),
-        (lambda: facts(**{"runtime.precision": "float32"}), "precision", "all else too"),
-        (lambda: facts(), "data", "The same 5,000 training images"),
-        (lambda: facts(**{"data.held_out": 1000}), "data", "1,000 training images"),
-        (lambda: facts(), "tuning", None),
-        (lambda: facts(**{"optimizer.lr": 0.5}), "tuning", "(0.5, "),
-        (lambda: facts("rand-muon-kaczmarz"), "tuning", "those of the Gaussian row"),
-        (lambda: facts(benchmark="nanogpt"), "data", "not FineWeb10B"),
-        (lambda: facts(benchmark="nanogpt", **{"data.train": ["x/fineweb_*.bin"]}), "data", None),
-        (lambda: facts("adamw", "nanogpt"), "optimizer", None),
-        (lambda: facts("muon", "nanogpt"), "optimizer", "NorMuon"),
-        (lambda: facts("muon", "nanogpt"), "budget", "million tokens"),
-        (
-            lambda: facts(
-                "muon",
-                "nanogpt",
-                **{"data.stages": [{"steps": 1490, "sequences": 4, "sequence_length": 256}]},
-            ),
-            "budget",
-            None,
-        ),
-        (lambda: facts("muon", "nanogpt", **{"model.layers": 3}), "model", "has 3 layers"),
-    ],
-)
-def test_reasons_follow_the_config(run, topic, expected):
-    texts = [reason.text for reason in reasons(*run()) if reason.topic == topic]
-    if expected is None:
-        assert not texts
-    else:
-        assert any(expected in text for text in texts)
-
-
-def test_a_difference_without_a_known_reason_says_so(cifar, monkeypatch):
-    found, _ = cifar
-    monkeypatch.setattr("polarstep_lab.report.beside_paper.reasons", lambda *_: [])
-    text = markdown((found,), ())
-    assert "no reason known" in text
-    assert "What is known to differ" not in text
-
-
 def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
     write_table_2(tmp_path, "nanogpt-small", seeds=3, shift=30.0)
     found = section(tmp_path)
@@ -150,14 +77,9 @@ def test_another_model_and_other_text_are_not_compared_in_digits(tmp_path):
     assert beside.lines["paper_place"]["Muon (Polyak)"] == 1
     reference = beside.lines.loc["Muon (Nesterov)"]
     assert reference["cost"] == reference["paper_cost"] == 1
-    assert {reason.topic for reason in beside.notes.values()} >= {
-        "data",
-        "model",
-        "budget",
-        "optimizer",
-    }
     page = report_files([tmp_path])["index.html"].decode()
     assert "Not comparable in digits" in page
+    assert "The GPT here is a plain one." in page
     for published in TABLE_2["nanogpt"].rows.values():
         assert f"{published.mean:.4f}" not in page
 
@@ -300,7 +222,7 @@ def test_a_difference_is_taken_on_the_seeds_that_both_have(tmp_path):
     assert difference.pairs == 2
     assert difference.clear is False
     text = markdown((found,), ())
-    assert "| +2.000 ± 12.706 | 2 |" in text  # t of one degree of freedom
+    assert "| +2.00 ± 12.71 | 2 |" in text  # t of one degree of freedom
     assert "on the seeds that both have" in text
 
 
@@ -326,7 +248,7 @@ def test_one_row_alone_is_not_the_best(tmp_path):
 def test_one_pair_has_a_difference_and_no_error(tmp_path):
     found, _, difference = ablated(tmp_path, {1: 141.5})
     assert (difference.value, difference.error, difference.pairs) == (1.5, None, 1)
-    assert "| 8 | **141.500** | — | 1 | +1.500 | 1 |" in markdown((found,), ())
+    assert "| 8 | **141.50** | — | 1 | +1.50 | 1 |" in markdown((found,), ())
 
 
 def test_without_a_common_seed_the_means_are_compared(tmp_path):
@@ -448,38 +370,6 @@ def test_no_times_are_shown_of_runs_that_did_not_finish(tmp_path):
     assert "61.24" not in report_files([tmp_path])["index.html"].decode()
     (tmp_path / "good" / "result.json").unlink()
     assert "Times measured" not in markdown((section(tmp_path),), ())
-
-
-def shards_named(tmp_path, names):
-    """The sentences about the text of a section, whose rows' records name these files, or none."""
-    plan = comparison_runs("nanogpt-small", METHODS[: len(names)], [0], {}, tmp_path)
-    for run, name in zip(plan, names, strict=True):
-        write_planned(run, 30.0)
-        environment = read_json(run.directory / "environment.json")
-        write_json(
-            run.directory / "environment.json", environment | ({"data": name} if name else {})
-        )
-    beside = beside_the_paper(section(tmp_path))
-    marks = [marks.split(", ") for marks in beside.lines["marks"]]
-    return [
-        (reason.text, sum(letter in letters for letters in marks))
-        for letter, reason in beside.notes.items()
-        if reason.topic == "data"
-    ]
-
-
-def test_shards_that_some_records_name_are_named_once(tmp_path):
-    ((text, methods),) = shards_named(tmp_path, (None, "wiki_1.bin: 9 tokens", None))
-    assert "of the shards wiki_1.bin: 9 tokens, not FineWeb10B" in text
-    assert methods == 3
-
-
-def test_records_that_disagree_do_not_speak_for_others(tmp_path):
-    """And methods on different texts are not compared: the two here have unknown texts."""
-    names = "a.bin: 1 tokens", None, "b.bin: 2 tokens", None
-    ((text, methods),) = shards_named(tmp_path, names)
-    assert "*_train_*.bin" in text
-    assert methods == 2
 
 
 def test_there_is_nothing_next_to_the_paper_where_nothing_can_be_compared(tmp_path):
@@ -609,15 +499,6 @@ def test_many_seeds_are_one_command(cifar):
     assert command.endswith("--seed $seed --vary rank=16; done")
 
 
-@pytest.mark.rendered
-def test_a_page_of_70_runs_stays_small(tmp_path):
-    """A kilobyte for each run would be seen, and at 350 runs a page has 110,000 bytes of 540,000."""
-    write_table_2(tmp_path / "table2", "cifar10", seeds=10)
-    files = report_files([tmp_path])
-    assert len(files["index.html"]) < 180_000
-    assert sum(map(len, files.values())) < 550_000
-
-
 def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
     """Its environment says so; the times of the row are those of its other runs."""
     for seed, ms in ((0, 2.0), (1, 9.0)):
@@ -639,3 +520,27 @@ def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
     (section,), _ = sections_of(collect_runs([tmp_path]))
     assert section.rows[0].timed.empty
     assert "Times measured" not in markdown((section,), ())
+
+
+def test_the_report_begins_with_the_best_method_against_adamw(tmp_path):
+    """Or with what a study compares with; rows are named as the study names them."""
+    for method, finals in (("AdamW", (40.0, 42.0)), ("Muon (Nesterov)", (36.0, 39.0))):
+        for seed, final in enumerate(finals):
+            write_run(tmp_path / method / str(seed), method=method, seed=seed, final=final)
+    text = markdown((section(tmp_path),), ())
+    said = "Muon (Nesterov) against AdamW: test perplexity 37.50 ± 2.12 against 41.00 ± 1.41, 3.50"
+    said = said.replace("test perplexity", section(tmp_path).metric.name.lower())
+    assert said in text
+    assert "lower (95% t-interval, 2 common seeds, zero within it)" in text
+    for path in tmp_path.glob("*/*/config.json"):
+        config = read_json(path)
+        variant = {"AdamW": "base", "Muon (Nesterov)": "my idea"}[config["method"]]
+        study = {"name": "s", "variant": variant, "against": "base", "rate": ""}
+        write_json(path, config | {"study": study})
+    found = section(tmp_path)
+    assert [row.label for row in found.rows] == ["base", "my idea"]
+    assert "my idea against base: " in markdown((found,), ())
+    chooses = read_json(path) | {"seed": 3, "study": {**study, "rate": "chooses"}}
+    write_run(tmp_path / "rates", method="AdamW", seed=3, final=10.0)
+    write_json(tmp_path / "rates/config.json", chooses)
+    assert {len(row.runs) for row in section(tmp_path).rows} == {2}
