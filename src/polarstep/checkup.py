@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ from torch.optim.optimizer import Optimizer
 
 from polarstep.checked_values import check_integer
 from polarstep.context import user_stacklevel
-from polarstep.groups import Group, labelled_params
+from polarstep.groups import labelled_params
 from polarstep.optimizer import Muon
 from polarstep.ranks.layout import local
 from polarstep.routing.routes import Routes
@@ -120,10 +121,9 @@ def _muons(held: object) -> list[Muon]:
     """Every :class:`polarstep.Muon` inside ``held``."""
     found = list(dict.fromkeys(_muons_inside(held, DEEPEST)))
     if not found:
-        inner = f" around a {type(last).__name__}" if (last := _innermost(held)) is not held else ""
         raise TypeError(
-            f"{type(held).__name__}{inner} holds no polarstep.Muon: expected an optimizer that muon_for "
-            "made, or what holds one, as a scheduler or a trainer after it has made its optimizer"
+            f"{type(held).__name__} holds no polarstep.Muon: expected an optimizer that muon_for made, "
+            "or what holds one, as a scheduler or a trainer after it has made its optimizer"
         )
     return found
 
@@ -131,38 +131,13 @@ def _muons(held: object) -> list[Muon]:
 def _muons_inside(held: object, depth: int) -> Iterator[Muon]:
     if isinstance(held, Muon):
         yield held
-    elif depth and isinstance(held, list | tuple):
-        for each in held:
-            yield from _muons_inside(each, depth - 1)
     elif depth:
-        for inner in _inside(held):
-            yield from _muons_inside(inner, depth - 1)
-
-
-def _inside(held: object) -> Iterator[object]:
-    """What a wrapper holds as its optimizer."""
-    for name in HELD_AS:
-        inner = getattr(held, name, None)
-        if inner is not None and inner is not held and not callable(inner):
-            yield inner
-
-
-def _innermost(held: object) -> object:
-    """The optimizer inside wrappers, whatever its class."""
-    for _ in range(DEEPEST):
-        inner = next(_inside(held), None)
-        if inner is None:
-            break
-        held = inner
-    return held
-
-
-@dataclass
-class _Moves:
-    """What the watched steps did to one parameter."""
-
-    shares: list[float] = field(default_factory=list)  # ‖ΔX‖/‖X‖ of each step with a gradient
-    is_finite: bool = True
+        inner = (
+            held if isinstance(held, list | tuple) else [getattr(held, n, None) for n in HELD_AS]
+        )
+        for each in inner:
+            if each is not None and not callable(each):
+                yield from _muons_inside(each, depth - 1)
 
 
 class Check:
@@ -174,12 +149,11 @@ class Check:
     def __init__(self, optimizer: Muon, model: nn.Module | None, steps: int) -> None:
         self.optimizer, self.model = optimizer, model
         self._left = steps
-        self._moves: dict[int, _Moves] = {}
+        self._shares: dict[int, list[float]] = {}  # ‖ΔX‖/‖X‖ of each step, by the id of X
         self._before: list[tuple[Tensor, Tensor]] = []
         self._started = self._ended = 0.0
-        self._times: list[
-            tuple[float, float]
-        ] = []  # of a step, and from the end of one to the next
+        # Of each step, and from the end of a step to the next.
+        self._times: list[tuple[float, float]] = []
         self._hooks = [
             optimizer.register_step_pre_hook(self._begin),
             optimizer.register_step_post_hook(self._end),
@@ -188,7 +162,7 @@ class Check:
     @property
     def steps(self) -> int:
         """How many steps have been watched."""
-        return max((len(moves.shares) for moves in self._moves.values()), default=0)
+        return max(map(len, self._shares.values()), default=0)
 
     def _begin(self, optimizer: Optimizer, *_: Any) -> None:
         self._before = [
@@ -204,12 +178,12 @@ class Check:
         if self._ended:
             self._times.append((ended - self._started, self._started - self._ended))
         for p, before in self._before:
-            moves = self._moves.setdefault(id(p), _Moves())
-            norm = torch.linalg.vector_norm
-            now = local(p).detach()
-            size, share = norm(before.double()).item(), norm((now - before).double()).item()
-            moves.is_finite &= bool(torch.isfinite(now).all())
-            moves.shares.append(share / size if size else float("inf") if share else 0.0)
+            size, moved = (
+                torch.linalg.vector_norm(X.double()).item()
+                for X in (before, local(p).detach() - before)
+            )
+            share = moved / size if size else math.inf if moved else 0.0
+            self._shares.setdefault(id(p), []).append(share)
         self._before = []
         self._left -= 1
         if self._left == 0:
@@ -220,46 +194,38 @@ class Check:
     @property
     def problems(self) -> tuple[str, ...]:
         """What looks wrong, a sentence each; empty where nothing does, or no step was watched yet."""
-        if not self._moves:
-            return ()
-        found = []
-        if not self._moves:
-            return (
-                "no step with a gradient was watched yet: make some steps, then print this again",
-            )
-        moved = [row for row in self._rows() if row.rule == "Muon" and row.moved]
-        if not moved:
-            found.append(
+        return tuple(self._problems(self._rows())) if self._shares else ()
+
+    def _problems(self, rows: Sequence[_Row]) -> Iterator[str]:
+        if not any(row.sizes() for row in rows if row.rule == "Muon"):
+            yield (
                 "Muon moved no parameter: if backward() ran, make the optimizer after the last call "
                 "that replaces parameters, and see the rules in print(optimizer.routes)"
             )
-        for row in self._rows():
-            found += row.problems()
+        for row in rows:
+            yield from row.problems()
         for words, names, remedy in self._apart():
             if remedy and names:
-                found.append(f"{_listed(names)}: {words}; {remedy}")
-        return tuple(found)
+                yield f"{_listed(names)}: {words}; {remedy}"
 
     def _rows(self) -> list[_Row]:
         """What the steps did, by role and rule."""
         rows: dict[tuple[str, str], _Row] = {}
-        table = self.optimizer.routes
-        groups: Sequence[Group] = self.optimizer.param_groups
-        for group, params in zip(groups, labelled_params(groups), strict=True):
-            for name, p in params:
-                route = table[name]
-                key = (group.get("role") or "–", route.algorithm)
-                row = rows.setdefault(
-                    key, _Row(*key, lr=route.lr or 0.0, base_lr=route.base_lr or 0.0)
-                )
-                row.add(name, p, self._moves.get(id(p)))
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for route, p in zip(self.optimizer.routes, params, strict=False):  # left-out rows are last
+            key = (route.role or "–", route.algorithm)
+            row = rows.setdefault(key, _Row(*key, route.lr or 0.0, route.base_lr or 0.0))
+            row.entries += p.numel()
+            row.tensors += 1
+            if id(p) in self._shares:
+                row.shares[route.name] = median(self._shares[id(p)])
         return list(rows.values())
 
     def _apart(self) -> list[tuple[str, list[str], str]]:
         """(what, names, remedy) of parameters that no step moved; no remedy where it may be meant."""
         held = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
         labelled = [each for part in labelled_params(self.optimizer.param_groups) for each in part]
-        without = [n for n, p in labelled if id(p) not in self._moves and p.requires_grad]
+        without = [n for n, p in labelled if id(p) not in self._shares and p.requires_grad]
         frozen = [n for n, p in labelled if not p.requires_grad]
         missing: list[str] = []
         if self.model is not None:
@@ -277,12 +243,13 @@ class Check:
         ]
 
     def __str__(self) -> str:
-        if not self._moves:
+        if not self._shares:
             return "No step with a gradient was watched yet: make some, then print this again."
         lines = [f"{self.steps} steps of polarstep.Muon", ""]
         header = ("role", "rule", "parameters", "tensors", "‖ΔX‖/‖X‖ a step", "lr")
         table: list[tuple[str, ...]] = [header]
-        table += [row.cells() for row in self._rows()]
+        rows = self._rows()
+        table += [row.cells() for row in rows]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         for cells in table:
             padded = (cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
@@ -295,10 +262,8 @@ class Check:
                 f"time: {1000 * step:.3g} ms a step of the optimizer, "
                 f"{step / (step + rest):.0%} of a training step"
             )
-        if problems := self.problems:
-            lines += ["", "Looks wrong:", *(f"- {problem}" for problem in problems)]
-        else:
-            lines += ["", "Nothing looks wrong."]
+        problems = [f"- {problem}" for problem in self._problems(rows)]
+        lines += ["", "Looks wrong:", *problems] if problems else ["", "Nothing looks wrong."]
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -314,64 +279,54 @@ class _Row:
     base_lr: float
     entries: int = 0
     tensors: int = 0
-    shares: dict[str, float] = field(default_factory=dict)  # the median over steps, by parameter
-    broken: list[str] = field(default_factory=list)
+    shares: dict[str, float] = field(default_factory=dict)  # the median over steps, by name
 
-    def add(self, name: str, p: Tensor, moves: _Moves | None) -> None:
-        self.entries += p.numel()
-        self.tensors += 1
-        if moves is not None:
-            self.shares[name] = median(moves.shares)
-            if not moves.is_finite:
-                self.broken.append(name)
-
-    @property
-    def moved(self) -> list[float]:
-        """The sizes of steps, of parameters that had a size before and moved."""
-        return [share for share in self.shares.values() if 0 < share < float("inf")]
+    def sizes(self) -> list[float]:
+        """The sizes of steps, of parameters that moved and were not zero before."""
+        return [share for share in self.shares.values() if 0 < share < math.inf]
 
     def cells(self) -> tuple[str, ...]:
-        size = "–"
-        if self.moved:
-            size = f"{median(self.moved):.1e}"
-            if len(self.moved) > 1:
-                size += f" ({min(self.moved):.0e} … {max(self.moved):.0e})"
-        lr = (
-            f"{self.base_lr:g}"
-            if self.lr == self.base_lr
-            else f"{self.base_lr:g}, now {self.lr:.3g}"
+        """The line of the page."""
+        size, sizes = "–", self.sizes()
+        if sizes:
+            size = f"{median(sizes):.1e}"
+        if len(sizes) > 1:
+            size += f" ({min(sizes):.0e} … {max(sizes):.0e})"
+        now = "" if self.lr == self.base_lr else f", now {self.lr:.3g}"
+        return (
+            self.role,
+            self.rule,
+            f"{self.entries:,}",
+            f"{self.tensors:,}",
+            size,
+            f"{self.base_lr:g}{now}",
         )
-        return self.role, self.rule, f"{self.entries:,}", f"{self.tensors:,}", size, lr
 
     def problems(self) -> Iterator[str]:
-        title = f"{self.role} by {self.rule}" if self.role != "–" else self.rule
+        """What looks wrong, each with the names of the parameters."""
         # At the start of a warm-up every step is short. Steps are in proportion to the rate.
         height = self.base_lr / self.lr if self.lr > 0 else 1.0
-        still = [name for name, share in self.shares.items() if share == 0]
-        hardly = [n for n, share in self.shares.items() if 0 < share * height < HARDLY]
-        far = [n for n, share in self.shares.items() if TOO_FAR < share < float("inf")]
-        if self.broken:
-            yield (
-                f"{_listed(self.broken)} ({title}) has entries that are not finite: lower the rate, "
-                'or give nonfinite="skip"'
-            )
-        if still and self.lr > 0:
-            yield (
-                f"{_listed(still)} ({title}) has a gradient and does not move: its gradient is zero, "
-                "or its lr_factor"
-            )
-        elif still:
-            yield f"{_listed(still)} ({title}) does not move: lr is 0 now"
-        if hardly:
-            yield (
-                f"{_listed(hardly)} ({title}) moves by less than {HARDLY:g} of its norm a step: the "
-                f"rate of {self.base_lr:g} is low; 0.02 is usual for muon_for"
-            )
-        if far:
-            yield (
-                f"{_listed(far)} ({title}) moves by more than {TOO_FAR:g} of its norm a step: the "
-                f"rate of {self.base_lr:g} is high; 0.02 is usual for muon_for"
-            )
+        rate = f"the rate of {self.base_lr:g} is %s; 0.02 is usual for muon_for"
+        still = "its gradient is zero, or its lr_factor" if self.lr > 0 else "lr is 0 now"
+        kinds: list[tuple[Callable[[float], bool], str]] = [
+            (
+                math.isnan,
+                'has entries that are not finite: lower the rate, or give nonfinite="skip"',
+            ),
+            (lambda share: share == 0, f"does not move: {still}"),
+            (
+                lambda share: 0 < share * height < HARDLY,
+                f"moves by less than {HARDLY:g} of its norm a step: {rate % 'low'}",
+            ),
+            (
+                lambda share: TOO_FAR < share < math.inf,
+                f"moves by more than {TOO_FAR:g} of its norm a step: {rate % 'high'}",
+            ),
+        ]
+        for is_kind, words in kinds:
+            if names := [name for name, share in self.shares.items() if is_kind(share)]:
+                title = self.rule if self.role == "–" else f"{self.role} by {self.rule}"
+                yield f"{_listed(names)} ({title}) {words}"
 
 
 def _now() -> float:

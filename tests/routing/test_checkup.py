@@ -77,7 +77,7 @@ def test_an_optimizer_without_muon_is_said_to_have_none():
     adamw = torch.optim.AdamW(mlp(8, 8, 2).parameters())
     with pytest.raises(TypeError, match=r"AdamW holds no polarstep\.Muon: expected an optimizer"):
         ps.routes(adamw)
-    with pytest.raises(TypeError, match=r"LambdaLR around an? AdamW holds no polarstep\.Muon"):
+    with pytest.raises(TypeError, match=r"LambdaLR holds no polarstep\.Muon"):
         ps.check(torch.optim.lr_scheduler.LambdaLR(adamw, lambda k: 1.0))
 
 
