@@ -91,17 +91,11 @@ dist: $(STAMP)
 try-wheel: dist
 	bash .ci/try-wheel $(BIN)/python
 
-# A report of each folder of runs under results/ in build/results/, the tables of studies, and those of the pages.
+# A report of each study with runs of polarstep in build/results/, then the numbers, tables and figures of the pages.
+STUDIES := cifar10 gpt ideas long-run noise
 results: $(STAMP)
-	@mkdir -p build
-	@for folder in results/*/; do \
-		if [ -n "$$(find $$folder -name records.jsonl)" ]; then \
-			$(BIN)/polarstep report $$folder --out build/$$folder || exit 1; \
-		fi; \
-	done
-	@for study in frontier low-precision scaling; do \
-		$(BIN)/python benchmarks/$$(echo $$study | tr - _).py table results/$$study/runs.jsonl \
-			> build/$$study.md && mv build/$$study.md results/$$study/summary.md || exit 1; \
+	@for study in $(STUDIES); do \
+		$(BIN)/polarstep report results/$$study --out build/results/$$study || exit 1; \
 	done
 	$(BIN)/python -m pages
 

@@ -13,6 +13,7 @@ from html import escape
 from pages.numbers import Number
 from pages.numbers.cost import curve
 from pages.numbers.quality import family
+from pages.records import lines
 
 WIDTH, HEIGHT = 520, 380
 LEFT, TOP, BOTTOM = 58, 44, 52
@@ -143,14 +144,14 @@ Curve = tuple[str, str, Sequence[Point]]
 """Name, kind, and points."""
 
 
-def curves(axes: Axes, lines: Sequence[Curve], unit: str = "") -> list[str]:
+def curves(axes: Axes, drawn: Sequence[Curve], unit: str = "") -> list[str]:
     """Lines with dots at their ends, and their names and last values in a column on the right."""
-    parts = [axes.line(points, kind) for _, kind, points in lines]
-    ends = [axes.at(*points[-1]) for *_, points in lines]
+    parts = [axes.line(points, kind) for _, kind, points in drawn]
+    ends = [axes.at(*points[-1]) for *_, points in drawn]
     heights = apart([y for _, y in ends], 2 * SIZE + 8)
     below = max(0.0, max(heights) + SIZE - (HEIGHT - BOTTOM))
     heights = [height - below for height in heights]
-    for (name, kind, points), (x, y), height in zip(lines, ends, heights, strict=True):
+    for (name, kind, points), (x, y), height in zip(drawn, ends, heights, strict=True):
         parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="4"/>')
         place = WIDTH - NAMES + 10
         seconds, value = points[-1]
@@ -169,19 +170,19 @@ def loss_over_steps(numbers: Mapping[str, Number]) -> str:
         "NorMuon": ("normuon", "third"),
         "polarstep": ("default", "ours"),
     }
-    lines = []
+    drawn = []
     for name, (method, kind) in shown.items():
         if method in its:
             run = its[method][max(its[method])]
             points = [(step, math.exp(loss)) for step, loss in run["curve"]]
-            lines.append((name, kind, points))
-    steps = max(points[-1][0] for *_, points in lines)
+            drawn.append((name, kind, points))
+    steps = max(points[-1][0] for *_, points in drawn)
     axes = Axes([0, steps / 3, 2 * steps / 3, steps], [50, 100, 200, 400, 800], log_y=True)
     parts = axes.draw("GPT-2, validation perplexity", "steps of 16,384 tokens, one seed")
     return svg(
         "Perplexity over steps",
-        "; ".join(f"{name} ends at {points[-1][1]:.1f}" for name, _, points in lines),
-        [*parts, *curves(axes, lines)],
+        "; ".join(f"{name} ends at {points[-1][1]:.1f}" for name, _, points in drawn),
+        [*parts, *curves(axes, drawn)],
         WIDTH,
         HEIGHT,
     )
@@ -195,17 +196,52 @@ def loss_over_seconds(numbers: Mapping[str, Number]) -> str:
         ("NorMuon", "third", "normuon"),
         ("polarstep", "ours", "auto-rows-fan"),
     )
-    lines = []
+    drawn = []
     for name, kind, slug in shown:
         run = curve(slug)
         points = [(step * run["step_ms"] / 1000, value) for step, value in run["curve"]]
-        lines.append((name, kind, points))
+        drawn.append((name, kind, points))
     axes = Axes([0, 10, 20, 30, 40], [50, 60, 80, 100, 150, 200], log_y=True)
     parts = axes.draw("A GPT, validation perplexity", "seconds on one H200, one seed")
     return svg(
         "Perplexity over seconds of training",
-        "; ".join(f"{n} ends at {p[-1][1]:.1f} after {p[-1][0]:.1f} s" for n, _, p in lines),
-        [*parts, *curves(axes, lines, " s")],
+        "; ".join(f"{n} ends at {p[-1][1]:.1f} after {p[-1][0]:.1f} s" for n, _, p in drawn),
+        [*parts, *curves(axes, drawn, " s")],
+        WIDTH,
+        HEIGHT,
+    )
+
+
+def long_run(numbers: Mapping[str, Number]) -> str:
+    """One pass over 73 million tokens, each row's first run that had the GPU to itself, over minutes."""
+    shown = (
+        ("AdamW", "adamw", "adamw"),
+        ("LowRank (paper)", "other", "rand-muon"),
+        ("full space", "full", "muon-polar-express"),
+        ("auto", "ours", "deflated-120"),
+    )
+    drawn = []
+    for name, kind, variant in shown:
+        run = next(
+            line
+            for line in lines("long-run", "table")
+            if line["variant"] == variant and not line["environment"].get("device_shared", False)
+        )
+        minutes = run["result"]["step_ms"] / 60_000
+        points = [
+            (row["step"] * minutes, row["perplexity"])
+            for row in run["logs"]["metrics"]
+            if row["kind"] == "val" and row["step"] > 0
+        ]
+        drawn.append((name, kind, points))
+    axes = Axes([0, 0.5, 1, 1.5, 2, 2.5], [30, 40, 60, 100, 200], log_y=True)
+    parts = axes.draw(
+        "72.7M tokens, validation perplexity", "minutes on one H200, one seed, rates of short runs"
+    )
+    return svg(
+        "Perplexity over minutes of training",
+        "; ".join(f"{n} ends at {p[-1][1]:.1f} after {p[-1][0]:.1f} min" for n, _, p in drawn),
+        [*parts, *curves(axes, drawn, " min")],
         WIDTH,
         HEIGHT,
     )
@@ -256,6 +292,7 @@ def cost_and_quality(numbers: Mapping[str, Number]) -> str:
 FIGURES: dict[str, Callable[[Mapping[str, Number]], str]] = {
     "docs/assets/loss-over-steps.svg": loss_over_steps,
     "docs/assets/loss-over-seconds.svg": loss_over_seconds,
+    "docs/assets/long-run.svg": long_run,
     "docs/assets/cost-and-quality.svg": cost_and_quality,
 }
 """A figure by its path in the repository."""

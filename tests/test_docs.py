@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import doctest
-import json
 import pkgutil
 import re
 import runpy
@@ -15,6 +14,7 @@ import torch
 
 import polarstep as ps
 from polarstep.routing.routes import Routes
+from polarstep_lab import records
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -123,11 +123,14 @@ def test_the_readme_names_the_two_commands_that_the_makefile_has() -> None:
 
 def test_the_command_of_the_fuzzer_is_that_of_its_record() -> None:
     page = (ROOT / "docs/reliability.md").read_text()
-    found = re.search(r"^python -m tests\.fuzz (.*) --json (\S+)$", page, re.MULTILINE)
+    found = re.search(r"^python -m tests\.fuzz (.*) --json \S+$", page, re.MULTILINE)
     assert found is not None
-    record = json.loads((ROOT / found[2]).read_text())
-    assert found[1] == f"--seed {record['seed']} --cases {record['cases']}"
-    assert (record["first"], record["only"]) == (0, None)
+    (line,) = (
+        each for each in records.read(ROOT / "results/certificates") if each["kind"] == "fuzz"
+    )
+    asked = line["config"]
+    assert found[1] == f"--seed {asked['seed']} --cases {asked['cases']}"
+    assert (asked["first"], asked["only"]) == (0, None)
 
 
 def test_the_page_of_the_benchmarks_lists_scripts_and_their_parts() -> None:

@@ -2,8 +2,8 @@
 
 Pages link to files of the repository as ``../results/…`` or ``../src/…``, so that links work where
 the repository is read. For the site, a linked Markdown file becomes a page, a linked source file
-becomes a page that shows it, and any other linked file is copied. A link to a folder of runs leads to
-the tables of their report, which is made here. Links are changed to match.
+becomes a page that shows it, and any other linked file is copied. A link to a folder leads to its
+README.md. Links are changed to match.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 
-from polarstep_lab.report import summary_of
-
 ROOT = Path(__file__).resolve().parents[2]
 # A link or an image of Markdown: the text before its target, the target, and an anchor.
 LINK = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?(?=\))")
@@ -29,7 +27,6 @@ MOVED = {
     "CONTRIBUTING.md": "CONTRIBUTING.md",
 }
 SOURCE = {".py": "python", ".cff": "yaml"}
-REPORT = "report.md"  # the page of a folder of runs, which no file of the repository has
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -45,7 +42,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         seen.add(name)
         if not name.startswith("docs/"):
             _add(files, config, name)
-        if page.suffix == ".md" and not _is_report(name):
+        if page.suffix == ".md":
             targets = (_target(name, match[2]) for match in LINK.finditer(_prose(page.read_text())))
             pages += [ROOT / target for target in targets if target]
     return files
@@ -78,19 +75,8 @@ def _target(page: str, link: str) -> str | None:
     """The path in the repository that a link of a page leads to; None if there is no such file."""
     path = posixpath.normpath(posixpath.join(posixpath.dirname(page), link))
     if (ROOT / path).is_dir():
-        path = f"{path}/{REPORT if _has_runs(path) else 'README.md'}"
-    return path if (ROOT / path).is_file() or _is_report(path) else None
-
-
-def _has_runs(folder: str) -> bool:
-    """Whether an archive of runs lies in a folder of ``results/``."""
-    return folder.startswith("results/") and any((ROOT / folder).rglob("records.jsonl.gz"))
-
-
-def _is_report(path: str) -> bool:
-    """Whether a path is that of the page of a folder of runs."""
-    folder, _, name = path.rpartition("/")
-    return name == REPORT and _has_runs(folder)
+        path = f"{path}/README.md"
+    return path if (ROOT / path).is_file() else None
 
 
 def _on_site(path: str) -> str:
@@ -109,8 +95,7 @@ def _in_repository(src_uri: str) -> str:
             return path
     if src_uri.startswith("source/"):
         return src_uri.removeprefix("source/").removesuffix(".md")
-    here = (ROOT / src_uri).is_file() or _is_report(src_uri)
-    return src_uri if here else f"docs/{src_uri}"
+    return src_uri if (ROOT / src_uri).is_file() else f"docs/{src_uri}"
 
 
 def _add(files: Files, config: MkDocsConfig, path: str) -> None:
@@ -120,8 +105,6 @@ def _add(files: Files, config: MkDocsConfig, path: str) -> None:
         language = SOURCE[Path(path).suffix]
         text = f"# {path}\n\n```{language}\n{(ROOT / path).read_text()}\n```\n"
         file = File.generated(config, uri, content=text)
-    elif _is_report(path):
-        file = File.generated(config, uri, content=summary_of([(ROOT / path).parent]))
     else:
         file = File.generated(config, uri, abs_src_path=str(ROOT / path))
     file.inclusion = InclusionLevel.NOT_IN_NAV if path not in MOVED else InclusionLevel.INCLUDED

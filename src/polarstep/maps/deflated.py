@@ -100,7 +100,7 @@ class Deflated(Containing):
     what happens where they are wrong, is in :mod:`polarstep.maps.deflated`.
 
     **How long a step can be.** s comes from an estimate with 16 columns. With one step of ``"flat"``
-    ‖T‖_op of up to 1.5 was measured (``results/step-cost/h200-accuracy.txt``). No bound is certain: a
+    ‖T‖_op of up to 1.5 was measured (``results/step-cost``). No bound is certain: a
     leading singular direction that is orthogonal to all 16 columns is not seen at all. These are bounds
     on ‖T‖_op, on the worst spectrum, for all leading directions but one in a hundred, in ten thousand
     and in a million:

@@ -36,7 +36,7 @@ CIFAR_SEARCH = {
 
 # From the scripts in the authors' repository (muon-randomized-svd/cifar10 at commit e9182fa): tuned by
 # them for each method. Their script for the Kaczmarz row has the values of the Gaussian row, and of
-# twelve trials of ours (results/cifar10-tuning) none was better.
+# twelve trials of ours (results/cifar10) none was better.
 CIFAR_TUNED = {
     "adamw": (0.0032280803645816005, 0.8604272479139393),
     "sgd": (0.017051314712312846, 0.7061487457292506),

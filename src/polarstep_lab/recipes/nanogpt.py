@@ -27,7 +27,7 @@ EMBEDDING_LR = {"adamw": 0.4, "sgd": 2000.0, "muon": 0.3}
 
 Rows of the embedding have entries of size 1 and get a gradient only when their token occurs. The rate of
 0.008 in the authors' script belongs to entries of size 0.005. Here it would hardly move them:
-``nanogpt-wiki`` ends 8% above the perplexity it has with 0.3 (``results/long-run-slow``)."""
+``nanogpt-wiki`` ends 8% above the perplexity it has with 0.3 (``results/long-run``)."""
 
 HEAD_LR = 0.004
 """The rate of the head beside Muon, from the same recipe."""
