@@ -136,7 +136,7 @@ def test_cheap_certificate_is_tight_for_sketched_maps():
 @pytest.mark.parametrize("shape", [(768, 768), (1536, 768), (768, 1536)])
 @pytest.mark.parametrize("polar", [ps.LowRank(200, 10, 1), ps.NewtonSchulz(5, "quintic")], ids=type)
 def test_cheap_certificate_multiplies_less_than_a_twentieth_of_the_map(polar, shape):
-    """In matrix products, counted by torch; benchmarks/certificate_cost.py has the time."""
+    """In matrix products, counted by torch; benchmarks/certificates.py has the time."""
     M = torch.randn(shape, generator=rng.generator("cost"))
     with FlopCounterMode(display=False) as whole:
         step = one_step(polar, M)
