@@ -215,6 +215,27 @@ class Followed(Finder):
 
 
 @dataclass(frozen=True)
+class SecondMoment(ps.Transform):
+    """T'ᵢⱼ = Tᵢⱼ/(√vᵢⱼ + ε) with vᵢⱼ ← β₂vᵢⱼ + (1 − β₂)T²ᵢⱼ, a number for each entry, as in AdaMuon."""
+
+    beta2: float = 0.9
+    eps: float = 1e-8
+
+    carries = ("second_moment",)
+    wide_carries = ("second_moment",)
+
+    def step(self, T: Tensor, M: Tensor, carry: MapState) -> tuple[Tensor, MapState]:
+        T = T.to(torch.promote_types(T.dtype, torch.float32))
+        v = (1 - self.beta2) * T.square()
+        if carry:
+            v = v + self.beta2 * carry["second_moment"]
+        return (T / (v.sqrt() + self.eps)).to(M.dtype), MapState(second_moment=v)
+
+    def resumes(self, carry: MapState, m: int, n: int) -> bool:
+        return super().resumes(carry, m, n) and carry["second_moment"].shape[1:] == (m, n)
+
+
+@dataclass(frozen=True)
 class SignDescent(ps.Elementwise):
     """C ← βC + G, X ← X − lr·sign(C), and a count of steps that is no buffer."""
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, same
+from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, SecondMoment, same
 
 import polarstep as ps
 
@@ -115,3 +115,13 @@ def test_a_run_that_is_set_back_starts_from_nothing_again(
     fresh.go(range(3))
     for i in range(len(SHAPES)):
         assert same(run.values(i), fresh.values(i))
+
+
+def test_a_transform_without_a_kernel_takes_the_plain_steps(device: torch.device) -> None:
+    polar, transform = ps.NewtonSchulz(3, "quintic"), SecondMoment()
+    fused, plain = (
+        Run.of(polar, device, transform=transform, fused=fused).go(range(4))
+        for fused in (True, False)
+    )
+    assert sum(bucket.count for bucket in fused.optimizer._replayed.buckets.values()) == 5
+    assert close(fused, plain)

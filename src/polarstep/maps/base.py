@@ -56,9 +56,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from polarstep import flops
+from polarstep import flops, kernels
 from polarstep.context import numeric_context
-from polarstep.kernels import MOST_MATRICES, part_sizes
 from polarstep.maps.sketches import default_generator
 from polarstep.numerics import fitting, product_like, unit_scaled
 from polarstep.ops import ops_of
@@ -291,9 +290,9 @@ def steps_of(
     polar: PolarMap, M: Tensor, carry: MapState, draw: Draw
 ) -> list[tuple[Polar, MapState]]:
     """What ``polar.step`` returns for each of the parts in which kernels take the matrices."""
-    if len(M) <= MOST_MATRICES:
+    if len(M) <= kernels.MOST_MATRICES:
         return [_one_step_of(polar, M, carry, draw)]
-    counts = part_sizes(len(M), M.device)
+    counts = kernels.part_sizes(len(M), M.device)
     flags, squares = (
         [None] * len(counts) if each is None else torch.split(each, counts)
         for each in (draw.finite, draw.squares)
