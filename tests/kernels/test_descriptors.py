@@ -8,20 +8,6 @@ import torch
 from polarstep.kernels import product as descriptors
 
 
-@pytest.mark.parametrize(
-    ("capability", "has_them"), [((8, 9), False), ((9, 0), True), ((10, 0), True)], ids=str
-)
-def test_hopper_is_the_first_gpu_with_descriptors(
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
-    capability: tuple[int, int],
-    has_them: bool,
-) -> None:
-    monkeypatch.setattr(descriptors, "interpreted", lambda: False)
-    monkeypatch.setattr(descriptors, "capability", lambda _: capability)
-    assert descriptors.describable(torch.zeros(4, 8, device=device)) == has_them
-
-
 def test_addresses_and_rows_are_multiples_of_16_bytes(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

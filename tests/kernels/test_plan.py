@@ -223,7 +223,11 @@ def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
     assert (len(made), len(filled)) == (3, 2)
 
 
-MAPS = {"full space": ps.NewtonSchulz(3, "quintic"), "sketched": SKETCHED, **WITH_STATE}
+MAPS = {
+    "sketched": SKETCHED,
+    "warm": WITH_STATE["warm"],
+    "map with an average": WITH_STATE["map with an average"],
+}
 
 
 def in_turn(i: int, step: int) -> bool:

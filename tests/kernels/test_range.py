@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import polarstep as ps
+from polarstep.kernels.momentum import LEAST, MOST, to_unit_size
 from polarstep.kernels.norms import normalized
 from polarstep.ops import ops_of
 
@@ -118,8 +119,6 @@ def test_a_matrix_out_of_range_beside_one_that_is_not_finite(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_to_unit_size(device: torch.device, dtype: torch.dtype) -> None:
     """The largest entry of a matrix out of range is between one and two; others are not changed."""
-    from polarstep.kernels.momentum import LEAST, MOST, to_unit_size
-
     sizes = [0.0, LEAST, LEAST / 2, MOST, 2 * MOST, 2.0**-110, 2.0**127, torch.inf]
     if dtype == torch.float32:  # Triton's interpreter has no denormal numbers in bfloat16
         sizes += [2.0**-133]
@@ -181,3 +180,14 @@ def test_normalized_to_the_ends_of_the_range(device: torch.device) -> None:
     assert (Y.isfinite() & (Y != 0)).all()
     norms = normalized(Y, 1.0, torch.float16).double().norm(dim=(1, 2)).cpu()
     torch.testing.assert_close(norms, torch.ones(8).double(), atol=2e-3, rtol=0)
+
+
+def test_float32_has_the_squares_of_norms_within_the_limits() -> None:
+    """The norm of a sketch is between a hundredth of the largest entry of M and 1e8 times the entry."""
+    float32 = torch.finfo(torch.float32)
+    smallest, largest = (LEAST / 100) ** 2, (1e8 * MOST) ** 2
+    assert smallest > float32.tiny
+    assert largest < float32.max
+    # Gradients of usual size are within the limits: M need not be scaled.
+    assert LEAST < 1e-11
+    assert MOST > 1e8

@@ -19,9 +19,11 @@ from tests.spectra import SPECTRA, gaussian, matrix, operator_norm, with_singula
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.certificate import Certificate, certify, cheap_certificate
+from polarstep import rng
+from polarstep.certificate import Certificate, certified, certify, cheap_certificate
 from polarstep.kernels.norms import times_few
 from polarstep.kernels.product import product
+from polarstep.ops import ops_of
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 HEAD = ps.LowRank(8, 8, inner=INNER, always_sketch=True)
@@ -236,3 +238,18 @@ def test_the_scale_of_the_gradient_does_not_matter(device: torch.device, name: s
     assert (operator_norm(usual) > 0.5).all()
     assert torch.equal(small, large)
     assert (operator_norm(usual - small) <= 1e-6).all(), operator_norm(usual - small)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_certificate_of_a_call_holds_whatever_the_scale_of_m(
+    device: torch.device, scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The map scales M first there."""
+    monkeypatch.setattr(type(ops_of(device)), "host_reads_are_free", False)  # as on a GPU
+    M = torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(0))
+    M = M * torch.arange(1, 65) ** -1.0 * scale
+    polar = ps.LowRank(12, 4, always_sketch=True)
+    T, bound = certified(polar, M.to(device), generator=rng.generator("c", device=device))
+    gamma = certify(M, T.cpu()).gamma
+    assert (bound.gamma.cpu() >= gamma).all()
+    assert (bound.gamma.cpu() <= gamma + 0.4).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -363,3 +364,21 @@ def test_product_and_blend(
     assert torch.equal(start[1], before[1])
     product_and_blend(H, B, start, torch.float32)
     assert torch.equal(start, X[:, :width])
+
+
+def test_a_warm_step_without_z_leaves_scaled_noise(device: torch.device) -> None:
+    """S = X + noise·Nᵀ/√n: what two sizes of noise leave differs by their difference times Nᵀ/√n."""
+    g = torch.Generator().manual_seed(0)
+    M, numbers = torch.randn(2, 48, 96, generator=g), torch.randn(96, 16, generator=g)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    M, numbers = M.to(device, dtype), numbers.to(device)
+    left: list[Tensor] = []
+    for noise in (0.1, 0.05):
+        polar = replace(POLAR, sketch=ps.Warm(noise))
+        _, carry = polar.step(M, MapState(), Draw(numbers))
+        assert "whitening" in carry
+        left.append(carry["basis"].float())
+    want = ((0.1 - 0.05) * numbers.mT / math.sqrt(96)).expand(2, -1, -1)
+    # On a GPU S is rounded to bfloat16, which moves entries of X by a part of the noise.
+    tolerance = 0.5 if device.type == "cuda" else 1e-4
+    assert (left[0] - left[1] - want).norm() <= tolerance * want.norm()

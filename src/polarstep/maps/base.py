@@ -280,10 +280,12 @@ def step_of(polar: PolarMap, M: Tensor, carry: MapState, draw: Draw) -> tuple[Po
     found = steps_of(polar, M, carry, draw)
     if len(found) == 1:
         return found[0]
-    T = torch.cat([each.multiplied_out() for each, _ in found])
-    norms = [each.squared_norm for each, _ in found if each.squared_norm is not None]
-    joined = (lambda: torch.cat([norm() for norm in norms])) if norms else None
-    return Polar(M, T, squared_norm=joined), MapState.joined([left for _, left in found])
+    polars, left = zip(*found, strict=True)
+    norms = [each.squared_norm for each in polars if each.squared_norm is not None]
+    squared_norm = (lambda: torch.cat([norm() for norm in norms])) if norms else None
+    factors = Factors.joined([each.factors for each in polars if each.factors is not None])
+    T = None if factors else torch.cat([each.multiplied_out() for each in polars])
+    return Polar(M, T, factors, squared_norm), MapState.joined(left)
 
 
 def steps_of(
@@ -465,6 +467,25 @@ class Factors:
     lift: Lift  # Z, in the precision the inner map ended in
     width: int
     orthonormal: bool  # whether QᵀQ = I up to rounding; if not, some columns may be short or zero
+
+    @staticmethod
+    def joined(parts: Sequence[Factors]) -> Factors | None:
+        """The factors of the matrices of all ``parts``; ``None`` of none."""
+        if not parts:
+            return None
+        lifts = [part.lift for part in parts]
+        weights = [lift.W for lift in lifts if lift.W is not None]
+        lefts = [lift.left for lift in lifts if lift.left is not None]
+        lift = Lift(
+            torch.cat([lift.X for lift in lifts]),
+            torch.cat(weights) if weights else None,
+            (lambda: torch.cat([left() for left in lefts])) if lefts else None,
+        )
+        columns, projected = (
+            torch.cat(each)
+            for each in ([part.columns for part in parts], [part.projected for part in parts])
+        )
+        return replace(parts[0], columns=columns, projected=projected, lift=lift)
 
     @property
     def Q(self) -> Tensor:

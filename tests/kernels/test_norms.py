@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from polarstep.kernels import norms
 from polarstep.kernels.norms import lifted_norm
 from polarstep.kernels.product import takes_large_tiles
 from polarstep.maps.coefficients import polar_express, resolve
@@ -75,13 +76,19 @@ def test_a_symmetric_product_with_a_number_for_each_matrix(
 
 
 @pytest.mark.parametrize(
-    ("m", "norm"),
-    [*((96, norm) for norm in (1e-3, 7.0, 900.0, 4e5, 3e7)), (1040, 1e-3), (1040, 3e6)],
+    ("products", "norm"),
+    [*((5, norm) for norm in (1e-3, 7.0, 900.0, 4e5, 3e7)), (7, 1e-3), (7, 3e6)],
 )
 def test_the_scale_of_a_leading_direction_that_the_head_has_missed(
-    device: torch.device, m: int, norm: float
+    device: torch.device, monkeypatch: pytest.MonkeyPatch, products: int, norm: float
 ) -> None:
-    """Squares of Gᵖv are up to 1e90 here. A scale of zero would be a step of zero."""
+    """Squares of Gᵖv are up to 1e90 here. A scale of zero would be a step of zero.
+
+    Matrices of 1024 rows or more take seven products, and smaller ones five.
+    """
+    for module in ("kernels.norms", "ops.base"):
+        monkeypatch.setattr(f"polarstep.{module}.norm_products", lambda _: products)
+    m = 96
     U = torch.linalg.qr(randn(m, m, device=device).double())[0]
     values = torch.linspace(0.2, 1, m, device=device, dtype=torch.float64)
     values[-1] = norm
@@ -205,3 +212,51 @@ def test_the_dual_of_a_head_is_its_plain_twin(device: torch.device, weighted: bo
     assert (got.Q[..., -2:] == 0).all()
     assert torch.allclose((got.Q.double().mT @ fine.Q)[:, :-2, :-2],
                           torch.eye(ell - 2, device=device).double(), atol=2e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("layout", ["wide", "transposed"])
+def test_the_inverse_size_of_the_rest(
+    device: torch.device, dtype: torch.dtype, layout: str
+) -> None:
+    A = randn(5, 70, 130, device=device)
+    A[1] = 0
+    B = A[:, :9] / 2
+    A[2, 9:] /= 100
+    A[4, 9:] /= 100
+    B[2], B[4] = (
+        1.1 * A[2, :9],
+        1.2 * A[4, :9],
+    )  # more energy in B than in A: the floor, and no rest
+    A, B = A.to(dtype), B.to(dtype)
+    A = A if layout == "wide" else A.mT.contiguous().mT
+    got = ops_of(device).inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
+    want = PLAIN.inverse_rest_size(A, B, 61, 1.5, 2.0**-12)
+    assert got.shape == want.shape == (5, 1, 1)
+    assert got[1] == got[4] == 0
+    assert (got[[0, 2, 3]] > 0).all()
+    assert torch.allclose(got.double(), want.double(), rtol=1e-5, atol=0)
+    # From sums of squares in 1,300 parts, as momentum leaves them.
+    squares = A.double().flatten(1).square().unflatten(1, (1300, 7)).sum(2)
+    for ops in (ops_of(device), PLAIN):
+        again = ops.inverse_rest_size(torch.ones_like(A), B, 61, 1.5, 2.0**-12, squares)
+        assert torch.allclose(again.double(), want.double(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e30, 1e-44])
+def test_the_inverse_size_at_the_ends_of_float32(device: torch.device, size: float) -> None:
+    A = size * randn(2, 20, 40, device=device)
+    got = ops_of(device).inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
+    want = PLAIN.inverse_rest_size(A, A[:, :5], 15, 1.5, 2.0**-12)
+    assert got.isfinite().all()
+    most = 1e38  # where the kernel ends
+    assert torch.allclose(got.double(), want.double().clamp_max(most), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("largest", [2.0**101, 2.0**60, 1.0], ids="largest {:.0e}".format)
+def test_small_entries_keep_their_ratio_to_the_norm(device: torch.device, largest: float) -> None:
+    """As far as bfloat16 has numbers so small: from 2⁻¹²⁶ on."""
+    Y = torch.zeros(1, 8, 16, device=device)
+    ratios = torch.tensor([1.0, 1.5 * 2.0**-60, 1.75 * 2.0**-125], device=device)
+    Y[0, 0, :3] = largest * ratios
+    assert torch.equal(norms.normalized(Y)[0, 0, :3].float(), ratios)
