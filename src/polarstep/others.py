@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from numbers import Real
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -71,7 +71,6 @@ RESERVED = (
     "param_names",
     "params",
     "plan",
-    "reasons",
     "role",
     "rounding",
     "use_muon",
@@ -494,8 +493,15 @@ def _has_fused(p: Tensor) -> bool:
 BY_THEMSELVES = (AdamW.update, SGD.update)
 # Parameters of at most so many entries are stepped at once where some may have to be skipped.
 SMALL = 2**16
-# A parameter, its gradient, its state, and a flag on the device: whether the gradient is finite.
-_Stepped = tuple[Tensor, Tensor, ParameterState, Tensor]
+
+
+class _Stepped(NamedTuple):
+    """A parameter that is stepped unless its gradient is not finite, which a flag on the device says."""
+
+    p: Tensor
+    grad: Tensor
+    of_parameter: ParameterState
+    finite: Tensor
 
 
 def prepare_elementwise(work: Work, state: State) -> None:
@@ -608,15 +614,14 @@ def step_elementwise(work: Work, state: State) -> None:
     if work.finite is None:
         rule.update(work.group, params, grads, states)
         return
-    stepped = list(zip(params, grads, states, [work.finite[i] for i in plain], strict=True))
     small = dict[tuple[torch.device, torch.dtype], list[_Stepped]]()
-    for p, grad, of_parameter, finite in stepped:
+    flags = [work.finite[i] for i in plain]
+    for each in map(_Stepped, params, grads, states, flags):
+        p, grad, of_parameter, finite = each
         if rule.update in BY_THEMSELVES and p.numel() <= SMALL:
-            each = p, grad, of_parameter, finite
             small.setdefault((p.device, p.dtype), []).append(each)
         else:
-            stop = 1 - finite.float()
-            rule.update(work.group, [p], [grad], [of_parameter], found_inf=stop)
+            rule.update(work.group, [p], [grad], [of_parameter], found_inf=1 - finite.float())
     for together in small.values():
         _update_or_put_back(rule, work.group, together)
 

@@ -40,7 +40,7 @@ optional. ``polar(M, generator=g)`` is one step from ``init``.
 Each reader forms only what it needs:
 
 * the update adds LR to the weights;
-* ``lr_scale="rms"`` divides by ‖T‖_F, and ‖T‖²_F = ‖Z‖²_F = tr(W·XXᵀ·Wᵀ) needs no Z;
+* ``shape_scale="rms"`` divides by ‖T‖_F, and ‖T‖²_F = ‖Z‖²_F = tr(W·XXᵀ·Wᵀ) needs no Z;
 * a certificate reads B, which tells how much of M the basis Q captured. A deflated map starts from a QZ
   but returns a T that is more than QZ; it leaves Q, B and Z for the certificate as :class:`Captured`.
 """
@@ -109,7 +109,7 @@ class Traits:
     def rank_of(self, m: int, n: int) -> int:
         """The number of singular values near one in T of an m×n matrix, which is about ‖T‖²_F.
 
-        ``lr_scale="rms"`` divides by its root where a step does not know ‖T‖_F.
+        ``shape_scale="rms"`` divides by its root where a step does not know ‖T‖_F.
         """
         return min(m, n) if self.rank is None else min(m, n, self.rank)
 
@@ -413,7 +413,7 @@ LEAST_SHARE = 1 / 9
 def counted_norm(squared: Tensor, width: int) -> Tensor:
     """max(‖T‖²_F, ℓ/9) from ``squared`` = ‖T‖²_F and ℓ = ``width``; a NaN stays NaN.
 
-    ``lr_scale="rms"`` divides by its root.
+    ``shape_scale="rms"`` divides by its root.
     """
     return squared.clamp_min(LEAST_SHARE * width)
 
