@@ -14,6 +14,7 @@ from pages.numbers import Number
 from pages.numbers.cost import curve
 from pages.numbers.quality import family
 from pages.records import lines
+from pages.rooms import BESIDE, ROWS, Room, arrows
 
 WIDTH, HEIGHT = 520, 380
 LEFT, TOP, BOTTOM = 58, 44, 52
@@ -23,7 +24,7 @@ SIZE = 15
 """Of the letters: at least 11 pixels on a screen of 400."""
 STYLE = """
   .ground { fill: #ffffff } text { fill: #1f2328; font: SIZEpx system-ui, sans-serif }
-  .quiet { fill: #59636e } .grid { stroke: #d1d9e0 } .axis { stroke: #59636e }
+  .small { font-size: 13px } .quiet { fill: #59636e } .grid { stroke: #d1d9e0 } .axis { stroke: #59636e }
   .ours { stroke: #0550ae; fill: #0550ae } .other { stroke: #bc4c00; fill: #bc4c00 }
   .third { stroke: #6639ba; fill: #6639ba } .adamw { stroke: #59636e; fill: #59636e }
   .full { stroke: #116329; fill: #116329 }
@@ -289,10 +290,47 @@ def cost_and_quality(numbers: Mapping[str, Number]) -> str:
     return svg("Perplexity over the cost of a step", "; ".join(told), parts, WIDTH, HEIGHT)
 
 
+def rooms(numbers: Mapping[str, Number]) -> str:
+    """The folders and files of the package, and who imports whom."""
+    high, step, top = 52, 80, 44
+    places: dict[str, Point] = {}
+    boxes = [text(12, 26, "A step goes from top to bottom", "name")]
+    for k, row in enumerate(ROWS):
+        boxes += _row_of_rooms(row, top + k * step, high, places)
+    found = sorted(arrows())
+    between = [
+        stroke("arrow", (places[one][0], places[one][1] + high), places[other])
+        for one, other in found
+    ]
+    under = top + len(ROWS) * step
+    boxes.append(text(12, under + 14, "Beside it, on the same rooms", "name"))
+    for k, row in enumerate(BESIDE):
+        boxes += _row_of_rooms(row, under + 30 + k * (high + 12), high, places)
+    height = under + 30 + len(BESIDE) * (high + 12)
+    told = "; ".join(f"{one} imports {other}" for one, other in found)
+    return svg("The rooms of the package", told, [*between, *boxes], WIDTH, height)
+
+
+def _row_of_rooms(row: Sequence[Room], y: float, high: int, places: dict[str, Point]) -> list[str]:
+    """Boxes side by side; ``places`` gets the middle of the top of each."""
+    wide, gap = 160, 10
+    parts = []
+    for k, room in enumerate(row):
+        x = (WIDTH - len(row) * (wide + gap) + gap) / 2 + k * (wide + gap)
+        places[room.name] = x + wide / 2, y
+        parts += [
+            f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{wide}" height="{high}" rx="6"/>',
+            text(x + wide / 2, y + 21, room.name, "name", "middle"),
+            text(x + wide / 2, y + 41, room.does, "quiet small", "middle"),
+        ]
+    return parts
+
+
 FIGURES: dict[str, Callable[[Mapping[str, Number]], str]] = {
     "docs/assets/loss-over-steps.svg": loss_over_steps,
     "docs/assets/loss-over-seconds.svg": loss_over_seconds,
     "docs/assets/long-run.svg": long_run,
     "docs/assets/cost-and-quality.svg": cost_and_quality,
+    "docs/assets/rooms.svg": rooms,
 }
 """A figure by its path in the repository."""
