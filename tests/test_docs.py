@@ -73,7 +73,7 @@ def test_the_examples_of_which_map_run() -> None:
 RUN_BY = {
     "README.md": "tests/test_docs.py",
     "docs/asked.md": "tests/routing/test_asked.py",
-    "docs/coming-from.md": "tests/test_convert.py",
+    "docs/coming-from.md": "tests/checkpoints/test_convert.py",
     "docs/distributed.md": "tests/ranks/page.py",
     "docs/extending.md": "tests/test_extending.py",
     "docs/flops.md": "tests/lab/test_flops.py",

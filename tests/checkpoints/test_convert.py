@@ -23,7 +23,7 @@ import polarstep as ps
 SHAPES = [(12, 8), (8, 12), (6, 6)]
 POLAR = ps.NewtonSchulz(5, "jordan")
 JORDAN = (3.4445, -4.775, 2.0315)
-PAGE = Path(__file__).parent.parent / "docs" / "coming-from.md"
+PAGE = Path(__file__).parents[2] / "docs" / "coming-from.md"
 
 
 def fresh() -> list[Parameter]:
