@@ -82,7 +82,7 @@ RUN_BY = {
     "docs/routing.md": "tests/routing/test_rules.py",
     "docs/start.md": "tests/test_docs.py",
     "docs/theory.md": "tests/theory/test_docs.py",
-    "docs/tuning.md": "tests/lab/experiments/test_tune.py",
+    "docs/experiments.md": "tests/lab/experiments/test_tune.py",
     "docs/which.md": "tests/test_docs.py",
     "docs/integrations/accelerate.md": "tests/integrations/test_accelerate.py",
     "docs/integrations/huggingface.md": "tests/integrations/test_huggingface.py",

@@ -33,6 +33,9 @@ COMMANDS = [
 ]
 ELSEWHERE = {
     "--on ray": "tests/lab/experiments/test_on_ray.py starts clusters",
+    "polarstep demo": "tests/lab/cli/test_demo.py makes small runs of it",
+    "polarstep tune": "tests/lab/experiments/test_tune.py has trials that end at once",
+    "polarstep download": "needs a network",
     "POLARSTEP_PEERS": "needs a checkout of another library",
     "--vocab": "needs OpenAI's file; tests/lab/data/test_tokenizer.py has one like it",
 }
@@ -131,6 +134,6 @@ def test_the_batches_of_the_paper_divide_among_its_ranks(ranks):
 
 
 def test_the_commands_of_the_page_are_found():
-    assert len(HERE) > 20
+    assert len(HERE) > 14
     assert len(LAUNCHED) == 3
     assert all(any(words in each for each in COMMANDS) for words in ELSEWHERE)

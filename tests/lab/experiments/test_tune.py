@@ -42,10 +42,10 @@ def test_the_example_of_the_docs_runs(tmp_path, monkeypatch):
     """With workers in place of those that train, which takes half a minute a trial."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("polarstep_lab.jobs.local.LocalWorkers", Bowls)
-    page = (Path(__file__).parents[3] / "docs" / "tuning.md").read_text("utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    page = (Path(__file__).parents[3] / "docs" / "experiments.md").read_text("utf-8")
+    _, block = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     names = {"__name__": "__main__"}
-    exec(compile(block, "docs/tuning.md", "exec"), names)
+    exec(compile(block, "docs/experiments.md", "exec"), names)
     assert len(trials_of(names["search"])) == 4
 
 
