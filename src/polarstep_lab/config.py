@@ -94,7 +94,7 @@ class PolarConfig:
 
     With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
     budget), and all other settings have their defaults. ``map`` is the name of a map that a study file
-    defines (:attr:`polarstep_lab.study.Study.maps`), which also has the defaults beside it.
+    defines (the ``maps`` of :class:`polarstep_lab.study.Study`), which also has the defaults beside it.
     """
 
     solver: SolverName = "quintic"
