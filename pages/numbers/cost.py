@@ -112,8 +112,6 @@ def _steps() -> Iterator[tuple[str, Number]]:
                 yield f"{slug}.ms.{load}", plain(row["ms"], STEP_COST, " ms", 2)
             yield f"{slug}.state.{load}", plain(row["state_mib"], STEP_COST, " MiB", 0)
             yield f"{slug}.extra.{load}", plain(row["extra_mib"], STEP_COST, " MiB", 0)
-            if "device_ms" in row:
-                yield f"{slug}.device.{load}", plain(row["device_ms"], STEP_COST, " ms", 2)
     for load, workload in LOADS.items():
         found = [
             line["result"]["ratio"]
@@ -127,7 +125,6 @@ def _steps() -> Iterator[tuple[str, Number]]:
         for slug in ("full", "sixth", "auto"):
             row = steps("h200-between")[MAPS[slug], f"width {width}"]
             yield f"{slug}.step.{width}", plain(row["ratio"], STEP_COST, "×")
-            yield f"{slug}.ms.{width}", plain(row["ms"], STEP_COST, " ms", 2)
 
 
 def _workloads(part: str) -> set[str]:
@@ -193,14 +190,13 @@ def _on_cpus() -> Iterator[tuple[str, Number]]:
     """How many times as fast as full space maps are on two cores, on a tenth of nanoGPT's matrices."""
     for cpu, part in CPUS.items():
         found = steps(part)
-        for load, workload in (("nanogpt", "nanoGPT"), ("one-of-each", "one of each")):
-            full = found.get((FLOAT32, workload)) or found[MAPS["full"], workload]
-            for slug in ("auto", "low-rank", "paper", "full"):
-                row = found.get((MAPS[slug], workload))
-                if row is not None:
-                    name = f"{slug}.faster.{cpu}-{load}"
-                    yield name, plain(full["ms"] / row["ms"], STEP_COST, "×")
-                    yield f"{slug}.step.{cpu}-{load}", plain(row["ratio"], STEP_COST, "×", 0)
+        full = found.get((FLOAT32, "nanoGPT")) or found[MAPS["full"], "nanoGPT"]
+        for slug in ("auto", "low-rank", "paper", "full"):
+            row = found.get((MAPS[slug], "nanoGPT"))
+            if row is not None:
+                name = f"{slug}.faster.{cpu}-nanogpt"
+                yield name, plain(full["ms"] / row["ms"], STEP_COST, "×")
+                yield f"{slug}.step.{cpu}-nanogpt", plain(row["ratio"], STEP_COST, "×", 0)
     for cpu, part in (("x86", "cpu-no-tiles"), ("tiles", "cpu")):
         found = steps(part)
         loop = found["a loop of Newton–Schulz 7", "nanoGPT"]["ms"]

@@ -109,7 +109,6 @@ def _long_run() -> Iterator[tuple[str, Number]]:
     base, base_rate = FULL, chosen(FULL)
     for slug, variant in ROWS.items():
         rate, own = chosen(variant), best(variant)
-        yield f"{slug}.rate.73m", setting(rate, LONG)
         yield f"{slug}.best-rate.73m", setting(own, LONG)
         yield (
             f"{slug}.perplexity.73m",
@@ -127,26 +126,13 @@ def _long_run() -> Iterator[tuple[str, Number]]:
                 yield f"full.gap-at-0.018-{text}.73m", of(flat, LONG)
             continue
         yield f"{slug}.gap.73m", of(percent(ends(variant, own), ends(base, best(base))), LONG)
-        told = percent(ends(variant, own, "validation"), ends(base, best(base), "validation"))
-        yield f"{slug}.gap-validation.73m", of(told, LONG)
         alike = percent(ends(variant, rate), ends(base, base_rate))
         yield f"{slug}.gap-at-short-rates.73m", of(alike, LONG)
-        both = ends(variant, rate, "validation"), ends(base, base_rate, "validation")
-        yield f"{slug}.gap-at-short-rates-validation.73m", of(percent(*both), LONG)
         if own != rate:
             yield (
                 f"{slug}.gain-of-best-rate.73m",
                 of(percent(ends(variant, own), ends(variant, rate)), LONG),
             )
-    warm = percent(ends("adamw-warmup", 0.00031), ends("adamw", 0.00031))
-    yield "adamw.warm-up-gain.73m", of(warm, LONG)
-    yield (
-        "twelfth.gap-to-auto.73m",
-        of(
-            percent(ends("deflated", chosen("deflated")), ends("deflated-120", chosen("deflated"))),
-            LONG,
-        ),
-    )
     found = [line for line in lines("long-run", "table") if line["variant"] in ROWS.values()]
     unknown = [
         line
@@ -305,25 +291,14 @@ def _maps_on_cifar10() -> Iterator[tuple[str, Number]]:
 
 # --- a short GPT --------------------------------------------------------------------------------
 
-GPT_ABLATIONS: dict[str, tuple[str, dict[str, str]]] = {
-    "rank": ("rand-muon", {"50": "50", "100": "100", "400": "400"}),
-    "power": ("rand-muon", {"0": "0", "0.5": "half", "2": "2"}),
-    "steps": ("rand-muon", {"1": "1", "3": "3", "5": "5", "9": "9"}),
-    "solver": (
-        "rand-muon",
-        {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
-    ),
-    "solver-muon": (
-        "muon",
-        {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
-    ),
-    "sequence-length": ("rand-muon", {"512": "512", "2048": "2048"}),
-    "sketch": (
-        "rand-muon",
-        {"gaussian-fast": "gaussian-fast", "warm": "warm", "warm-fast": "warm-fast"},
-    ),
+GPT_ABLATIONS: dict[str, dict[str, str]] = {
+    "rank": {"50": "50", "100": "100", "400": "400"},
+    "power": {"0": "0", "2": "2"},
+    "steps": {"1": "1", "3": "3", "5": "5", "9": "9"},
+    "solver": {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
+    "sequence-length": {"512": "512", "2048": "2048"},
 }
-"""Axis: the method that it varies, and its values with their names in numbers."""
+"""An axis of the paper's sketch, and its values with their names in numbers."""
 
 
 def _gpt_ablations() -> Iterator[tuple[str, Number]]:
@@ -332,12 +307,11 @@ def _gpt_ablations() -> Iterator[tuple[str, Number]]:
         slug: by_seed(line for line in lines("gpt", "table2") if line["variant"] == slug)
         for slug in ("muon", "rand-muon")
     }
-    for axis, (method, values) in GPT_ABLATIONS.items():
+    for axis, values in GPT_ABLATIONS.items():
         for value, name in values.items():
-            setting = axis.removesuffix("-muon") if axis == "solver-muon" else axis
-            variant = f"{axis}/{method}/{setting}-{value}"
+            variant = f"{axis}/rand-muon/{axis}-{value}"
             own = by_seed(line for line in lines("gpt", "ablations") if line["variant"] == variant)
-            yield f"gpt.{axis}-{name}", of(paired(own, table[method]), GPT_RUNS, "")
+            yield f"gpt.{axis}-{name}", of(paired(own, table["rand-muon"]), GPT_RUNS, "")
     yield "gpt.full-to-rank-200", of(percent(table["muon"], table["rand-muon"]), GPT_RUNS)
     yield (
         "gpt.full-to-rank-200.73m",

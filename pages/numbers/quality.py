@@ -136,11 +136,6 @@ def _frontier() -> Iterator[tuple[str, Number]]:
         if slug == "full":
             continue
         yield f"{slug}.gap.25m", of(gap(one), FRONTIER)
-        yield f"{slug}.gap-to-full-at-0.02.25m", of(gap(one, own), FRONTIER)
-        if (name, RATE) in perplexities("perplexity"):
-            yield f"{slug}.gap-at-0.014.25m", of(gap((name, RATE)), FRONTIER)
-        if (name, own[1]) in perplexities("perplexity"):
-            yield f"{slug}.gap-at-0.02.25m", of(gap((name, own[1]), own), FRONTIER)
     yield (
         "auto-rows-fan.gap-to-normuon.25m",
         of(gap(trained(MAPS["auto-rows-fan"]), trained(MAPS["normuon"])), FRONTIER),
@@ -153,12 +148,6 @@ def _frontier() -> Iterator[tuple[str, Number]]:
     fan, plain_rate = trained(MAPS["auto-rows-fan"]), trained(MAPS["auto-rows"])
     yield "auto-rows-fan.gain-of-fan.25m", of(gap(fan, plain_rate), FRONTIER)
     yield "rows.gain.25m", of(_gain_of_rows(), FRONTIER)
-    adamw = [key for key in perplexities("test") if key[0] in ("adamw", "adamw+warmup")]
-    plain_adamw, warmed = (
-        min((key for key in adamw if key[0] == name), key=_mean)
-        for name in ("adamw", "adamw+warmup")
-    )
-    yield "adamw.warm-up-gain.25m", of(gap(warmed, plain_adamw), FRONTIER)
     yield from _repeated()
     yield "frontier.tokens", plain(1500 * 16 * 1024 / 1e6, FRONTIER, "M")
     count = len(rows("frontier", "runs"))
@@ -176,10 +165,6 @@ def _gain_of_rows() -> Change:
                 change_of_it = 100 * (found[ours][seed] / found[theirs][seed] - 1)
                 seeds.setdefault(seed, []).append(change_of_it)
     return change(statistics.fmean(each) for each in seeds.values())
-
-
-def _mean(key: Trained) -> float:
-    return statistics.fmean(perplexities("perplexity")[key].values())
 
 
 def _repeated() -> Iterator[tuple[str, Number]]:
@@ -345,7 +330,6 @@ def _low_precision() -> Iterator[tuple[str, Number]]:
             prefix = f"precision.{name}.{part}"
             ends = {seed: math.exp(run["loss"]) for seed, run in runs.items()}
             base = {seed: math.exp(run["loss"]) for seed, run in found["float32"].items()}
-            yield f"{prefix}.perplexity", of(change(ends.values()), source, "", 2, sign=False)
             if name != "float32":
                 yield f"{prefix}.gap", of(percent(ends, base), source, "%", 2)
             if name != "stochastic":

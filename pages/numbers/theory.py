@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -54,7 +53,6 @@ def _gamma() -> Iterator[tuple[str, Number]]:
             elif slug == "eighth-512" and matrices.startswith(("sixteen spikes", "rank one")):
                 what = matrices.replace(", ", "-").replace(" ", "-").partition("×")[0]
                 yield f"wide-head.gamma.{what}", plain(row["gamma_largest"], ACCURACY, "", 2)
-        yield f"{slug}.delta-gamma", plain(max(r["delta_gamma"] for _, r in found), ACCURACY, "", 3)
         yield f"{slug}.nu", plain(max(row["nu"] for _, row in found), ACCURACY, "", 3)
 
 
@@ -63,7 +61,6 @@ CERTIFIED = {
     "low-rank-64": "LowRank(64+8, h=1)",
     "low-rank-64-half": "LowRank(64+8, h=½)",
     "kaczmarz-64": "LowRank(64+8, Kaczmarz)",
-    "low-rank-64-products": "LowRank(64+8, basis by products)",
     "low-rank-16": "LowRank(16+8, h=1)",
     "quintic-9": "NewtonSchulz(9, quintic)",
     "quintic-5": "NewtonSchulz(5, quintic)",
@@ -80,8 +77,6 @@ def _tightness() -> Iterator[tuple[str, Number]]:
         for key, value in found[title]["result"].items():
             name = f"certificate.{slug}.{key.replace('_', '-')}"
             yield name, plain(value, CERTIFICATES, "", 3)
-    matrices = found["Exact"]["config"]["matrices"]
-    yield "certificate.matrices", plain(matrices, CERTIFICATES, "", 0)
 
 
 def _convergence() -> Iterator[tuple[str, Number]]:
@@ -126,18 +121,6 @@ def _noise() -> Iterator[tuple[str, Number]]:
     yield "noise.alpha.examples", span([p["alpha"] for p in example["growth"]], NOISE, "", 2)
     yield "noise.alpha.batch", plain(batch["growth"][0]["alpha"], NOISE, "", 2)
     yield "noise.hill", plain(example["tail"]["alpha"], NOISE)
-    for slug, variant in (
-        ("quintic", "muon-noise"),
-        ("jordan", "muon/solver-empirical"),
-        ("full", "muon/solver-polar-express"),
-    ):
-        (its,) = (
-            line
-            for line in lines("noise", "gpt")
-            if line["variant"] == variant and line["config"]["seed"] == 1
-        )
-        gamma = statistics.median(row["gamma"] for row in its["logs"]["gamma"])
-        yield f"{slug}.gamma-in-training", plain(gamma, NOISE, "", 3)
 
 
 def _fuzz() -> Iterator[tuple[str, Number]]:
