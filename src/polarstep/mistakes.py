@@ -29,7 +29,7 @@ from polarstep.groups import Group, check_whole, named_params
 from polarstep.others import ELEMENTWISE
 from polarstep.ranks.collectives import has_ranks
 from polarstep.ranks.layout import is_sharded
-from polarstep.state import State
+from polarstep.state import SHAPED_AS_PARAMETER, State
 
 __all__ = [
     "MistakeWarnings",
@@ -182,7 +182,8 @@ class Sizes:
 def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: Group) -> None:
     """Raise for the first tensor in the state of ``p`` that has another shape than ``p``."""
     rule = ELEMENTWISE.get(group.get("algorithm", "muon"))
-    for key in (*(("momentum_buffer",) if rule is None else rule.buffers), "rounding_error"):
+    shaped = SHAPED_AS_PARAMETER if rule is None else (*rule.buffers, "rounding_error")
+    for key in shaped:
         kept = of_parameter.get(key)
         if kept is not None and getattr(kept, "shape", None) != p.shape:
             found = tuple(kept.shape) if isinstance(kept, Tensor) else type(kept).__name__

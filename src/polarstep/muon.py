@@ -11,7 +11,7 @@ objects answer what may differ:
     exchange   which rank computes what    polarstep.ranks.exchange   Alone, Gathered, OverRanks
     engine     how C and X are touched     polarstep.engines          torch's operations, or kernels
 
-:func:`step` takes the steps of all buckets, and :func:`buckets_of` finds them.
+:func:`step` takes the steps of all buckets by :func:`run`, and :func:`buckets_of` finds them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Container, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -69,18 +70,22 @@ def step(
         if shares is not None:
             stale_momentum.reset_parts(shares.works, shares.layout_of, shares.state)
     engine = TorchEngine()
+    here = _steps_here(works, state, draws, replayed, hooks, engine)
     if shares is None:
-        run(_steps_here(works, state, draws, replayed, hooks, engine))
-        return
+        run(here)
+    else:  # first what other ranks wait for
+        shared = _steps_over_ranks(shares, draws, hooks, engine)
+        run(chain(shared, here), shares.bytes_in_flight, shares.errors)
 
-    def steps() -> Iterator[Running]:
-        for shared, exchange in shares.owned:
-            yield Running(shared.key.device, bucket_step(shared, engine, exchange))
-        for b in buckets_of(shares.gathered, shares.state, draws, most=shares.bytes_in_flight // 2):
-            yield Running(b.key.device, bucket_step(b, engine, Gathered(), hooks))
-        yield from _steps_here(works, state, draws, replayed, hooks, engine)
 
-    run(steps(), shares.bytes_in_flight, shares.errors)
+def _steps_over_ranks(
+    shares: Shares, draws: Draws, hooks: tuple[PolarHook, ...], engine: TorchEngine
+) -> Iterator[Running]:
+    """The steps of the matrices that this rank shares with others."""
+    for shared, exchange in shares.owned:
+        yield Running(shared.key.device, bucket_step(shared, engine, exchange))
+    for b in buckets_of(shares.gathered, shares.state, draws, most=shares.bytes_in_flight // 2):
+        yield Running(b.key.device, bucket_step(b, engine, Gathered(), hooks))
 
 
 def _steps_here(

@@ -1,12 +1,8 @@
 """The state of a matrix: C in any precision, rounding errors, and what a polar map carries.
 
-An entry of a parameter's state is one of these:
-
-    momentum_buffer   C, shaped as the parameter, in the group's ``momentum_dtype``
-    momentum_scale    the scales of C in eight bits, one for each :data:`BLOCK` entries
-    rounding_error    R, shaped as the parameter and in its precision
-    peak              a number for each matrix (:mod:`polarstep.stale_momentum`)
-    carries           what the map and the transform leave for the next step, by block (:func:`entry`)
+:data:`ENTRIES` lists what the state of a parameter has beside the carries: what the map and the
+transform leave for the next step, with a row for each matrix of a block (:func:`entry`). Checkpoints,
+ranks and the check of resized parameters read that list.
 
 **Compensated rounding.** bfloat16 has eight bits, so an update below 1/512 of a weight is lost if X is
 rounded to the nearest number. With ``rounding="compensated"`` the state keeps the rounding error R::
@@ -26,7 +22,7 @@ cut.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -37,7 +33,10 @@ from polarstep.ranks.layout import Layout, is_sharded, local, wrapped
 
 __all__ = [
     "BLOCK",
-    "MOMENTUM_STATE",
+    "ENTRIES",
+    "KEPT_AS_MOMENTUM",
+    "SHAPED_AS_PARAMETER",
+    "Entry",
     "State",
     "add_compensated",
     "carried_dtype",
@@ -62,8 +61,28 @@ State = dict[Tensor, dict[str, Any]]
 
 BLOCK = 128
 LARGEST = 127
-# Entries of the state with a precision of their own, which loading a checkpoint must not change.
-MOMENTUM_STATE = ("momentum_buffer", "momentum_scale", "peak")
+
+
+class Entry(NamedTuple):
+    """A tensor in a parameter's state."""
+
+    what: str
+    # Its shape, and how ranks cut it: as the parameter, or with a number for each block of BLOCK entries
+    # of the parameter, or for each matrix.
+    shape: Literal["parameter", "blocks", "matrices"]
+    # Its precision: that of the parameter, to which torch casts a checkpoint that it loads, or that of
+    # the momentum, which stays as it is.
+    precision: Literal["parameter", "momentum"]
+
+
+ENTRIES = {
+    "momentum_buffer": Entry("C, in the group's momentum_dtype", "parameter", "momentum"),
+    "momentum_scale": Entry("the scales of C in eight bits", "blocks", "momentum"),
+    "rounding_error": Entry("R of compensated rounding", "parameter", "parameter"),
+    "peak": Entry("the peak of C (polarstep.stale_momentum)", "matrices", "momentum"),
+}
+SHAPED_AS_PARAMETER = tuple(key for key, its in ENTRIES.items() if its.shape == "parameter")
+KEPT_AS_MOMENTUM = tuple(key for key, its in ENTRIES.items() if its.precision == "momentum")
 
 
 def is_compensated(group: Group, p: Tensor) -> bool:

@@ -33,7 +33,7 @@ from polarstep.mistakes import check_shapes
 from polarstep.options import check_new_options, defaults_for, known_options
 from polarstep.others import ELEMENTWISE, check_buffers, counter_device
 from polarstep.ranks.collectives import has_ranks
-from polarstep.state import MOMENTUM_STATE, State, momentum_dtype, name_of, stored_dtype
+from polarstep.state import KEPT_AS_MOMENTUM, State, momentum_dtype, name_of, stored_dtype
 from polarstep.transforms import NormalizedRows
 
 __all__ = ["Checkpointed"]
@@ -230,7 +230,7 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
     wide = {*group["polar"].traits.wide_carries}
     if group["transform"] is not None:
         wide |= {*group["transform"].wide_carries}
-    momentum = () if stored_dtype(group, p) == p.dtype else MOMENTUM_STATE
+    momentum = () if stored_dtype(group, p) == p.dtype else KEPT_AS_MOMENTUM
     return [*momentum, *(key for key in of_parameter if name_of(key) in wide)]
 
 

@@ -31,6 +31,7 @@ from polarstep.ranks.layout import (
 )
 from polarstep.state import (
     BLOCK,
+    SHAPED_AS_PARAMETER,
     State,
     carried_dtype,
     check_blocks,
@@ -237,7 +238,7 @@ def _part_of(value: Any, p: Any, batch: bool) -> Any:
 def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if value.shape == local(p).shape and key in ("momentum_buffer", "rounding_error"):
+    if value.shape == local(p).shape and key in SHAPED_AS_PARAMETER:
         return wrapped(value, p, p.placements, p.shape)
     if key == "momentum_scale" and p.shape[-1] % BLOCK == 0:
         return scale_as_sharded(value, p)
