@@ -43,6 +43,7 @@ PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	@$(MAKE) --no-print-directory --jobs=2 test-others test-kernels
+test-all: ; @ALL_TESTS=1 $(MAKE) --no-print-directory test
 
 # Two workers. All tests of a file run on one of them, so that no fixture of a file is made twice; the
 # files come in the order of tests/conftest.py.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,12 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files of ``LONGEST`` first."""
+    """Put the files of ``LONGEST`` first, and leave tests marked ``nightly`` to ``make test-all``."""
+    if os.environ.get("ALL_TESTS") != "1":
+        nightly = pytest.mark.skip(reason="nightly: make test-all")
+        for item in items:
+            if item.get_closest_marker("nightly"):
+                item.add_marker(nightly)
     places = {Path(__file__).parent / name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path, len(places)))
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.apple import MPS, Apple, OnApple, on_apple
 from tests.own_parts import sketched
-from tests.solvers import over_solvers
+from tests.solvers import SOLVERS
 from tests.spectra import gaussian, matrix
 from torch import Tensor, nn
 
@@ -59,7 +59,25 @@ def test_the_stand_in_refuses_what_the_gpu_refuses():
         torch.zeros(2, device=MPS, dtype=torch.float64)
 
 
-@over_solvers()
+# A map for each way through the operations of a GPU without kernels.
+SOME = [
+    "exact",
+    "newton-schulz quintic plain frobenius",
+    "newton-schulz quintic gram spectral",
+    "low-rank gaussian h=1",
+    "low-rank kaczmarz h=0",
+    "low-rank warm h=1",
+    "low-rank products h=0.5",
+    "low-rank kaczmarz of operator",
+    "deflated flat warm",
+    "auto balanced",
+]
+over_some = pytest.mark.parametrize(
+    "solver", [s for s in SOLVERS if s.name in SOME], ids=lambda s: s.name
+)
+
+
+@over_some
 def test_a_map_gives_what_it_gives_on_a_cpu(solver):
     M = matrix("power-law", 12, 20).float()
     with Apple():
@@ -67,8 +85,8 @@ def test_a_map_gives_what_it_gives_on_a_cpu(solver):
     assert torch.allclose(found, solver.map(M), atol=CLOSE)
 
 
-@over_solvers(scale_invariant=True)
-@pytest.mark.parametrize("scale", [1e-36, 1e-25, 1e25, 1e36])
+@over_some
+@pytest.mark.parametrize("scale", [1e-36, 1e36])
 def test_a_map_ignores_the_scale_of_the_matrix(solver, scale):
     M = matrix("power-law", 12, 20).float()
     with Apple():

@@ -102,6 +102,7 @@ def test_it_is_for_the_maps_that_it_suits(device: torch.device) -> None:
     assert "whitened" not in WITH_Z.describe(48, 64, device)
 
 
+@pytest.mark.nightly
 def test_a_wide_basis_is_not_made_by_halves_of_products(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

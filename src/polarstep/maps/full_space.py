@@ -43,7 +43,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -123,6 +123,8 @@ class NewtonSchulz(PolarMap):
     dtype: torch.dtype | None = None
     form: Form = "auto"
 
+    _polynomials: ClassVar[tuple[Polynomial, ...]] = ()  # each map has its own
+
     def __post_init__(self) -> None:
         check_integer("steps", self.steps, 1, "5 to 9 are usual")
         object.__setattr__(self, "steps", int(self.steps))  # NumPy's integers become Python's
@@ -130,7 +132,8 @@ class NewtonSchulz(PolarMap):
         if not isinstance(self.coefficients, str):
             rows = coefficients.validated(self.coefficients)
             object.__setattr__(self, "coefficients", rows)
-        self.polynomials  # noqa: B018 (raises on coefficients that it cannot use)
+        polynomials = coefficients.resolve(self.coefficients, self.steps)  # raises on bad ones
+        object.__setattr__(self, "_polynomials", polynomials)
         if not isinstance(self.delta, str):
             object.__setattr__(self, "delta", _as_delta(self.delta))
         elif self.delta not in get_args(Delta):
@@ -170,7 +173,7 @@ class NewtonSchulz(PolarMap):
     @property
     def polynomials(self) -> tuple[Polynomial, ...]:
         """The polynomials φ₁, …, φ_q themselves."""
-        return coefficients.resolve(self.coefficients, self.steps)
+        return self._polynomials
 
     def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
         """Whether the iteration on an m×n matrix on a CPU runs on its Gram matrix.
