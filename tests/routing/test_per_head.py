@@ -289,3 +289,32 @@ def test_the_real_library(kind):
             "DeepseekV3": ["4·(12×12)", " + ".join(["8×10 + 6×10"] * 4), "4·(32×6)"],
         }[kind]
     )
+
+
+@pytest.mark.parametrize("scale", ["fan-ratio", "spectral", "rms", "none"])
+@pytest.mark.parametrize(
+    "layer", [separate, lambda: attention(c_attn=linear(48), c_proj=linear(16))]
+)
+def test_a_step_is_as_long_as_without(scale, layer):
+    """Else the heads of the projection back, which are added up, would each take a longer step."""
+    moved = {}
+    for per_head in (False, True):
+        torch.manual_seed(0)
+        model = model_of(layer()).double()
+        optimizer = muon_for(
+            model,
+            0.1,
+            polar=Exact(),
+            transform=None,
+            weight_decay=0.0,
+            shape_scale=scale,
+            per_head=per_head,
+        )
+        attn = model.blocks[0].attn
+        before = [p.detach().clone() for p in attn.parameters()]
+        for i, p in enumerate(attn.parameters()):
+            p.grad = gaussian(*p.shape, seed=i)
+        optimizer.step()
+        pairs = zip(attn.parameters(), before, strict=True)
+        moved[per_head] = torch.stack([torch.linalg.norm(p.detach() - q) for p, q in pairs])
+    torch.testing.assert_close(moved[True], moved[False])

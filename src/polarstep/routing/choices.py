@@ -26,7 +26,7 @@ from polarstep.options import check_lr
 from polarstep.others import Elementwise, beside, no_rule
 from polarstep.rates import ShapeScale, in_proportion, usual_factor
 from polarstep.routing.anatomy import Anatomy, Site, dissect
-from polarstep.routing.heads import cut_into_heads
+from polarstep.routing.heads import cut_into_heads, size_of_step
 from polarstep.routing.roles import ROLES, Role, find_role
 from polarstep.routing.weights import Cut, Form, find_adapter, form_of
 
@@ -101,18 +101,18 @@ class Choices:
                 target, rule = chosen[site]
                 why = f"{found.role}, by {rule}"
             cut = None
-            headed = None
+            options: Group = {}
             if self.per_head and is_muon(target) and site not in cuts:
                 headed = cut_into_heads(site, form, self.per_head)
-            if headed is not None:
-                form = headed
-                why = f"{why}, per head"
+                if headed is not None:
+                    size, its = (size_of_step(site, f, self.shape_scale) for f in (form, headed))
+                    options = {"lr_factor": size / its}
+                    form, why = headed, f"{why}, per head"
             if site in cuts:
                 cut = cuts[site][1]
                 if is_muon(target):
                     form = cuts[site][0]
                     why = f"{why}, cut by {cut}" if by_rule else f"{found.role}: cut by {cut}"
-            options: Group = {}
             if found.role == "adapter" and (adapter := find_adapter(site.uses[0])) is not None:
                 factor = adapter.lr_factor(self.shape_scale)
                 options = {"shape_scale": "none", "lr_factor": factor}

@@ -7,6 +7,7 @@ have fewer heads than q. The number of heads is what the module of attention say
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import islice
@@ -15,6 +16,7 @@ from typing import NoReturn
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
+from polarstep.rates import ShapeScale, resolve_scale
 from polarstep.routing.anatomy import Node, Site, Use
 from polarstep.routing.names import (
     ATTENTION,
@@ -29,7 +31,7 @@ from polarstep.routing.names import (
 )
 from polarstep.routing.weights import Cut, Form, number_near
 
-__all__ = ["LETTERS", "cut_into_heads"]
+__all__ = ["LETTERS", "cut_into_heads", "size_of_step"]
 
 LETTERS = ("q", "k", "v", "o")
 
@@ -60,6 +62,20 @@ def cut_into_heads(site: Site, form: Form, asked: Collection[str]) -> Form | Non
     else:
         cut = _refined(site, attention, form.cut, heads, asked)
     return replace(form, cut=cut, how=f"{form.how}, per head")
+
+
+def size_of_step(site: Site, form: Form, shape_scale: ShapeScale) -> float:
+    """‖ΔX‖_F/η of a step with T of full rank, for a weight that is read as ``form``.
+
+    Cut into heads, a projection has the same ‖T‖_F, and other factors by shape: with ``"fan-ratio"``
+    smaller ones for q, k and v, and larger ones for the projection back, whose heads are added up. The
+    optimizer evens it out, so that a step is as long with ``per_head`` as without.
+    """
+    scale, total = resolve_scale(shape_scale), 0.0
+    for count, m, n in form.view(site.parameter).shapes:
+        sides = (n, m) if form.layout == "transposed" else (m, n)
+        total += count * min(m, n) * scale(*sides, min(m, n)) ** 2
+    return math.sqrt(total)
 
 
 # --- which projection a weight is, and in which attention
