@@ -105,7 +105,10 @@ def paragraphs(text: str) -> Iterator[tuple[int, int, list[str]]]:
     """
     for comment in COMMENT.finditer(text):
         end = len(text[: comment.start()].rstrip())
-        begin = max(text.rfind("\n\n", 0, end), text.rfind("-->", 0, end) + 2, -1) + 1
+        begin = 0
+        for mark in ("\n\n", "-->"):
+            if (place := text.rfind(mark, 0, end)) >= 0:
+                begin = max(begin, place + len(mark))
         yield begin, end, comment[1].split()
 
 
