@@ -69,7 +69,7 @@ def ablation_figure(section: Section, name: str) -> Drawing | None:
 def estimates_of(ablation: AblationSet) -> dict[Row, Difference]:
     """What is drawn of each row: differences and the base at zero, or else the means.
 
-    A row without a number is left out, and so is a row that differs from the base in more than the axis.
+    A row without a number is left out.
     """
     found, base = ablation.differences, ablation.base
     if found and base and (zero := base.minus(base)):
@@ -78,9 +78,8 @@ def estimates_of(ablation: AblationSet) -> dict[Row, Difference]:
 
 
 def _diverged(ablation: AblationSet) -> list[Row]:
-    """The rows of which a run diverged, but for those that would not be drawn anyway."""
-    apart = ablation.strays if ablation.differences else ()
-    return [row for row in ablation.row_names if row.counts["diverged"] and row not in apart]
+    """The rows of which a run diverged."""
+    return [row for row in ablation.row_names if row.counts["diverged"]]
 
 
 def _axis_panel(section: Section, same: Sequence[AblationSet], looks: Mapping[str, Look]) -> Panel:

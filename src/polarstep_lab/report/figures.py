@@ -7,7 +7,6 @@ paper's figures.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,11 +16,11 @@ from matplotlib.axes import Axes
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.records.record import RunRecord
 from polarstep_lab.report.palette import Look
-from polarstep_lab.report.panels import ALARM, INK_SOFT, RULE, Drawing, Panel, Series, paint_series
+from polarstep_lab.report.panels import ALARM, Drawing, Panel, Series
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.wording import listed
 
-__all__ = ["Curve", "cost_figure", "curve_of", "trajectory_figure", "zoom"]
+__all__ = ["Curve", "cost_figure", "curve_of", "trajectory_figure"]
 
 FAR_OFF = 4.0
 """A method this many times worse than the median method is named in the caption and not drawn."""
@@ -33,8 +32,7 @@ class Curve:
 
     ``points`` has columns ``mean``, ``std`` and ``seconds`` and the steps as its index; seconds are the
     median over the runs whose times the tables show, and NaN without such a run. ``broken`` has the
-    status and the points of each run that did not finish, with columns ``value`` and ``seconds``, which
-    are NaN if the run shared its device.
+    status and the points of each run that did not finish, with columns ``value`` and ``seconds``.
     """
 
     row: Row
@@ -67,7 +65,7 @@ def curve_of(row: Row, benchmark: str) -> Curve:
     found = {index: _validations(run, benchmark) for index, run in row.runs["record"].items()}
     found = {index: log for index, log in found.items() if not log.empty}
     finished = [found[index] for index in row.finished.index if index in found]
-    timed = [found[index] for index in row.timed.index if index in found]
+    timed = finished if len(row.devices) == 1 else []
     points = pd.DataFrame(columns=["mean", "std", "seconds"], dtype=float)
     if finished:
         values = pd.concat([log["value"] for log in finished], axis="columns").dropna()
@@ -77,10 +75,7 @@ def curve_of(row: Row, benchmark: str) -> Curve:
             seconds = pd.concat([log["seconds"] for log in timed], axis="columns")
             points["seconds"] = seconds.median(axis="columns")
     lost = row.runs.loc[[*found]].query("status != 'finished'")
-    broken = [
-        (run["status"], found[i].assign(seconds=math.nan) if run["shared"] else found[i])
-        for i, run in lost.iterrows()
-    ]
+    broken = [(run["status"], found[i]) for i, run in lost.iterrows()]
     return Curve(row, points, tuple(broken))
 
 
@@ -94,33 +89,13 @@ def _validations(run: RunRecord, benchmark: str) -> pd.DataFrame:
     return frame[np.isfinite(frame["value"])]
 
 
-def zoom(curves: Sequence[Curve]) -> tuple[float, float, float, float] | None:
-    """The window of the inset: (first step, last step, lowest, highest); ``None`` without an inset.
-
-    The window holds the last fifth of training of the curves that end no further above the best than
-    twice the median does. One curve far above the rest would press all others into a line.
-    """
-    curves = [curve for curve in curves if len(curve.points) > 2]
-    if not curves:
-        return None
-    ends = [float(curve.points.index[-1]) for curve in curves]
-    first, last = 0.8 * min(ends), max(ends)
-    finals = sorted(curve.final for curve in curves)
-    limit = finals[0] + 2 * (finals[len(finals) // 2] - finals[0]) + 1e-9 * abs(finals[0])
-    seen = pd.concat([curve.points for curve in curves if curve.final <= limit])
-    seen = seen[seen.index >= first]
-    low, high = (seen["mean"] - seen["std"]).min(), (seen["mean"] + seen["std"]).max()
-    margin = 0.08 * (high - low)
-    return (first, last, low - margin, high + margin) if high > low else None
-
-
 def trajectory_figure(section: Section, name: str) -> Drawing | None:
-    """All methods against steps, with an inset on the last stretch, and against time."""
+    """All methods against steps and against time."""
     curves = [curve_of(row, section.benchmark) for row in section.rows]
     if all(curve.points.empty and not curve.broken for curve in curves):
         return None
     quantity = f"Validation {'loss' if section.benchmark == 'cifar10' else 'perplexity'}"
-    scale, window = _scale(section), zoom(curves)
+    scale = _scale(section)
 
     def finish(axes: Axes) -> None:
         # A run on its way to infinity does not stretch the axis.
@@ -131,15 +106,6 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
             if status == "diverged":
                 x, y = lost.index[-1], min(lost["value"].iloc[-1], top)
                 axes.plot(x, y, "x", color=ALARM, zorder=5, clip_on=False)
-        if window:  # the inset is at the upper right, where a falling curve leaves room
-            inset = axes.inset_axes((0.46, 0.44, 0.52, 0.53))
-            for curve in curves:
-                paint_series(inset, curve.series("steps", section.looks[curve.row])[0])
-            inset.set(xlim=window[:2], ylim=window[2:])
-            inset.tick_params(labelsize=8)
-            inset.grid(True, axis="y")
-            inset.spines[:].set(visible=True, color=INK_SOFT, linewidth=0.8)
-            axes.indicate_inset_zoom(inset, edgecolor=RULE, alpha=1.0)
 
     steps, seconds = (
         [series for curve in curves for series in curve.series(key, section.looks[curve.row])]
@@ -149,10 +115,6 @@ def trajectory_figure(section: Section, name: str) -> Drawing | None:
     if seconds:
         panels.append(Panel(seconds, "Seconds since the run began", quantity, yscale=scale))
     caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."
-    if window:
-        caption += " The inset shows the last fifth of training around the curves that end best."
-    if any(0 < len(row.alone) < len(row.finished) for row in section.rows):
-        caption += " Seconds are those of runs that had the device to themselves."
     ended = [curve for curve in curves if not curve.points.empty]
     untimed = [curve.row.label for curve in ended if curve.points["seconds"].isna().all()]
     if untimed:

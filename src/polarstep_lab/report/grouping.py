@@ -7,20 +7,19 @@ left out, with a notice that says so.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from polarstep_lab.axes import AXES, apply_axis
-from polarstep_lab.config import ConfigError, RunConfig
+from polarstep_lab.axes import AXES, find_axis
+from polarstep_lab.config import ConfigError
 from polarstep_lab.methods import all_methods
 from polarstep_lab.paper import TABLE_2, PublishedTable
-from polarstep_lab.records.settings import NOT_TRAINING, settings_in
+from polarstep_lab.recipes import resolve
 from polarstep_lab.report.rows import AblationSet, Row, Section, place, value_place
-from polarstep_lab.report.runs import METRICS, Runs, data_of
+from polarstep_lab.report.runs import METRICS, Runs
 
 __all__ = ["in_table_2", "sections_of"]
 
@@ -39,11 +38,10 @@ def sections_of(runs: Runs) -> tuple[tuple[Section, ...], tuple[str, ...]]:
     sections = []
     kinds = frame.groupby(["benchmark", "recipe"])["judged"].nunique()
     for (benchmark, recipe, judged), members in frame.groupby(["benchmark", "recipe", "judged"]):
-        members = members.assign(timed=_timed(members))
         varied = members["ablation_axis"].notna()
         rows = _rows(members[~varied])
         found = _ablations(members[varied])
-        ablations = tuple(_based(each, _base_of(each, rows, found)) for each in found)
+        ablations = tuple(replace(each, base=_base_of(each, rows)) for each in found)
         earlier = judged == "val_perplexity" and kinds[benchmark, recipe] > 1
         metric = next(metric for metric in METRICS if metric.key == judged)
         note = "validation only" if earlier else ""
@@ -74,18 +72,6 @@ def _judged(frame: pd.DataFrame) -> pd.Series:
         {"cifar10": "test_accuracy", "nanogpt": "test_perplexity"}
     )
     return frame["metric"].fillna(of_recipe).fillna(of_benchmark)
-
-
-def _timed(members: pd.DataFrame) -> pd.Series:
-    """Which runs of a section count for its times: those that ran alone, or else all that finished.
-
-    Runs that share a device slow one another down, and a report says how many there were. Of programs
-    without a record nothing is known, so a run beside one never counts. A run that did not finish may
-    have timed only its first steps, which are the slowest.
-    """
-    finished = (members["status"] == "finished") & ~members["shared"]
-    alone = finished & members["alone"]
-    return alone if alone.any() else finished
 
 
 def _one_per_seed(frame: pd.DataFrame) -> tuple[pd.DataFrame, tuple[str, ...]]:
@@ -165,60 +151,17 @@ def _ablations(members: pd.DataFrame) -> list[AblationSet]:
     return sorted(ablations, key=lambda ablation: (place(ablation.axis, axes), ablation.subject))
 
 
-def _base_of(
-    ablation: AblationSet, rows: Sequence[Row], ablations: Sequence[AblationSet]
-) -> Row | None:
-    """The row with the recipe's own value of the axis; ``None`` where no row is known to have it.
+def _base_of(ablation: AblationSet, rows: Sequence[Row]) -> Row | None:
+    """The row with the recipe's own value of the axis, or else the method's row of the comparison.
 
-    No list of defaults is needed: at its own value every axis has the recipe's config, which occurs
-    again in the comparison or in another axis. Axes that were varied with the same further setting
-    share another config.
+    ``None`` where neither is there, as where something else was set beside the axis.
     """
+    with contextlib.suppress(ConfigError):
+        own = find_axis(ablation.axis).own(
+            resolve(ablation.rows[0].first.identity.recipe, ablation.method)
+        )
+        for row in ablation.rows:
+            if row.value == own:
+                return row
     plain = [row for row in rows if row.method == ablation.method]
-    others = [
-        row
-        for other in ablations
-        if other is not ablation and other.method == ablation.method
-        if ablation.setting or not other.setting
-        for row in other.rows
-    ]
-    elsewhere = Counter(row.setting for row in (*plain, *others))
-    own = [row for row in ablation.rows if row.setting in elsewhere]
-    if own:
-        return own[0] if len(own) == 1 else None
-    if not plain:
-        return None
-    most = max(plain, key=lambda row: elsewhere[row.setting])
-    return most if len(plain) == 1 or elsewhere[most.setting] > 1 else None
-
-
-def _based(ablation: AblationSet, base: Row | None) -> AblationSet:
-    """The ablation with its base and strays; without a base if all other rows are strays."""
-    if base is None:
-        return ablation
-    varied = [row for row in ablation.rows if row is not base]
-    found = {row: _beside_the_axis(row, base, ablation.axis) for row in varied}
-    strays = {row: paths for row, paths in found.items() if paths}
-    keeps = not varied or len(strays) < len(varied)
-    return replace(ablation, base=base if keeps else None, strays=strays)
-
-
-def _beside_the_axis(row: Row, base: Row, axis: str) -> list[str]:
-    """The settings in which ``row`` differs from its base, apart from those that the axis changes."""
-    ours, theirs = settings_in(row.config), settings_in(base.config)
-    reads = (
-        []
-        if data_of(row.first.environment) == data_of(base.first.environment)
-        else ["the data read"]
-    )
-    with contextlib.suppress(ConfigError):  # a config of another version is compared as it is
-        based = apply_axis(RunConfig.from_dict(base.config), axis, row.value)
-        theirs = settings_in(based.to_dict())
-    paths = [
-        path
-        for path in sorted({*ours, *theirs})
-        if ours.get(path) != theirs.get(path)
-        and path.split(".")[-1] != axis
-        and path not in NOT_TRAINING
-    ]
-    return [*paths, *reads]
+    return plain[0] if len(plain) == 1 and not ablation.setting else None

@@ -43,7 +43,7 @@ class Look:
 
 
 _DASHES = ("-", "--", "-.", ":")
-_MARKERS = ("o", "s", "D", "^", "v", "P", "X", "*")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
 
 _METHOD_LOOKS = (
     Look("--series-adamw", "#6b6875", "#8d9489", "-", "s"),
@@ -71,7 +71,6 @@ _MAP_LOOKS = {
     "polar-express": Look("--series-polar-express", "#2d0309", "#f3eff2", "-", "X"),
     "deflated": Look("--series-deflated", "#5d12a1", "#af3087", "--", "P"),
     "auto": Look("--series-auto", "#0a583b", "#2e723f", "--", "D"),
-    "default": Look("--series-default", "#b0006d", "#ff6ec7", "-", "*"),
 }
 """The look of each map that Table 2 does not have."""
 
@@ -93,7 +92,11 @@ def _beside() -> dict[str, Look]:
             look, dash = next(peers)
             found[method.name] = replace(look, dash=dash)
             continue
-        look = _MAP_LOOKS[method.polar] if method.polar else SERIES["Rand Muon (Nes.-Gaussian)"]
+        look = SERIES["Rand Muon (Nes.-Gaussian)"]
+        if method.polar == "default":
+            look = replace(_MAP_LOOKS["auto"], dash="-")
+        elif method.polar is not None:
+            look = _MAP_LOOKS[method.polar]
         rows = replace(look, dash="-." if look.dash == "--" else ":", marker="v")
         found[method.name] = rows if method.normalize_rows else look
     return found

@@ -11,7 +11,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -169,22 +169,13 @@ class Row:
         return estimate.mean if estimate else None
 
     @cached_property
-    def timed(self) -> pd.DataFrame:
-        """The runs whose times are shown; none where the runs ran on different devices."""
-        return self.runs[self.runs["timed"]] if len(self.devices) == 1 else self.runs[:0]
-
-    @property
-    def alone(self) -> pd.DataFrame:
-        """The timed runs that had their device to themselves."""
-        return self.timed[self.timed["alone"]]
-
-    @cached_property
     def times(self) -> pd.Series:
-        """The median of each column of :data:`TIMES`; NaN without a timed run.
+        """The median of each column of :data:`TIMES` over the runs that finished, on one device.
 
         A mean would follow a single run that compiled or waited.
         """
-        return self.timed[TIMES].median(skipna=False)
+        runs = self.finished if len(self.devices) == 1 else self.runs[:0]
+        return runs[TIMES].median(skipna=False)
 
     def first_with(self, log: str) -> RunRecord | None:
         """The first run that recorded ``"gamma"`` or ``"noise"``; ``None`` where no run did."""
@@ -212,8 +203,7 @@ class AblationSet:
 
     ``base`` is the row that the others are compared with: the row of ``rows`` that has the recipe's own
     value, or else the method's row of the comparison. ``setting`` is what else was set, where the axis
-    was varied with several settings of the method. ``strays`` are the rows that differ from the base in
-    more than the axis, each with the other settings that differ.
+    was varied with several settings of the method.
     """
 
     axis: str
@@ -221,7 +211,6 @@ class AblationSet:
     rows: tuple[Row, ...]
     base: Row | None = None
     setting: str = ""
-    strays: Mapping[Row, Sequence[str]] = field(default_factory=dict)
 
     @property
     def subject(self) -> str:
@@ -229,8 +218,8 @@ class AblationSet:
         return f"{self.method}, {self.setting}" if self.setting else self.method
 
     def difference(self, row: Row) -> Difference | None:
-        """How far the metric of a row is from the base's; ``None`` if more than the axis differs."""
-        if self.base is None or row is self.base or row in self.strays:
+        """How far the metric of a row is from the base's; ``None`` for the base itself."""
+        if self.base is None or row is self.base:
             return None
         return row.minus(self.base)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +27,6 @@ __all__ = [
     "at_a_time",
     "collect_runs",
     "data_of",
-    "ran_alone",
 ]
 
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
@@ -60,9 +58,9 @@ RUN_COLUMNS = [
 ]  # fmt: skip
 """The columns of ``runs.csv``."""
 
-_MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended", "shared", "conditions"]
+_MORE_COLUMNS = ["record", "setting", "besides", "paper", "began", "ended"]
 _FLOATS = ["value", "optimizer_gflops_per_step", *TIMES, "began", "ended"]
-_DTYPES = {"seed": int, "steps": "Int64", "shared": bool, **dict.fromkeys(_FLOATS, float)}
+_DTYPES = {"seed": int, "steps": "Int64", **dict.fromkeys(_FLOATS, float)}
 
 
 @dataclass(frozen=True)
@@ -71,9 +69,8 @@ class Runs:
 
     Beside :data:`RUN_COLUMNS` the frame has ``record``, the complete :class:`RunRecord`; ``setting``,
     equal for runs that differ in their seed alone; ``besides``, what an ablation set beside the value it
-    varies; ``paper``, the published figure; ``began`` and ``ended``; ``shared``, whether programs that
-    leave no record used the device too; ``conditions``, what must be equal for times to compare; and
-    ``alone``, whether nothing else used the device. Runs that chose the rate of a study are left out.
+    varies; ``paper``, the published figure; ``began`` and ``ended``. Runs that chose the rate of a study
+    are left out.
     """
 
     frame: pd.DataFrame
@@ -108,7 +105,7 @@ def collect_runs(paths: Sequence[Path | str]) -> Runs:
     columns = [*RUN_COLUMNS, *_MORE_COLUMNS]
     frame = pd.DataFrame([*lines.values()], columns=columns, dtype=object).astype(_DTYPES)
     frame = frame.sort_values(["seed", "run"], ignore_index=True)
-    return Runs(frame.assign(alone=ran_alone(frame)), tuple(notices))
+    return Runs(frame, tuple(notices))
 
 
 def _name(path: Path, root: Path) -> str:
@@ -121,8 +118,6 @@ def _line(run: RunRecord) -> dict[str, Any]:
     """The line of a run in the frame, without its name."""
     identity, ablation, result = run.identity, run.identity.ablation, run.result
     began = _began(run)
-    # Records have this key if a program that leaves no record used the device at the same time.
-    shared = run.environment.get("device_shared", False)
     of_run = ("benchmark", "recipe", "method", "seed", "command")
     of_result = ("metric", "value", "steps", "optimizer_gflops_per_step", *STEP_TIMES, "message")
     return {
@@ -138,11 +133,9 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "besides": set_beside_axis(identity),
         "paper": _published(identity),
         "began": began,
-        # A run without an end does not count as alone on its device. The end is as early as the
-        # record's whole seconds allow, so that a run does not overlap with the next one in turn.
-        "ended": began - 1 + run.seconds if run.seconds > 1 and not shared else math.nan,
-        "shared": bool(shared),
-        "conditions": _conditions(run),
+        # The end is as early as the record's whole seconds allow, so that a run does not overlap with
+        # the next one in turn.
+        "ended": began - 1 + run.seconds if run.seconds > 1 else math.nan,
     }
 
 
@@ -178,27 +171,6 @@ def _device(run: RunRecord) -> str:
     return f"{name}, {plural(threads, 'thread')}" if on_cpu and threads else name
 
 
-def _conditions(run: RunRecord) -> dict[str, str]:
-    """What changes how long a step takes and not what it computes: device, commit and settings.
-
-    Where the config leaves a setting open, this is the value that such a run takes on its device.
-    """
-    commit = str(run.environment.get("git_commit") or "")
-    known = f"{commit[:7]} with changes" if commit.endswith("+") else commit[:7]
-    on_gpu = str(run.environment.get("device", "")).startswith("cuda")
-    decided: dict[str, dict[Any, Any]] = {  # by the name of a setting and its value in the config
-        "compile": {None: on_gpu and run.identity.benchmark == "nanogpt"},
-        "precision": {"auto": "bfloat16" if on_gpu else "float32"},
-    }
-    found = {"device": _device(run), "commit": known or "not recorded"}
-    runtime = run.identity.config.get("runtime") or {}
-    for name in ("compile", "precision", "micro_batch", "cuda_graph"):
-        if name in runtime:
-            value = decided.get(name, {}).get(runtime[name], runtime[name])
-            found[f"runtime.{name}"] = value if isinstance(value, str) else json.dumps(value)
-    return found
-
-
 def _began(run: RunRecord) -> float:
     """The latest time at which a run can have begun: records round it down to whole seconds."""
     try:
@@ -214,13 +186,3 @@ def at_a_time(runs: pd.DataFrame) -> int:
         return 1
     changes = pd.concat([pd.Series(1, spans["began"]), pd.Series(-1, spans["ended"])])
     return max(1, int(changes.groupby(level=0).sum().cumsum().max()))
-
-
-def ran_alone(runs: pd.DataFrame) -> pd.Series:
-    """For each run, whether no other run was under way on the same device at the same time."""
-    known = runs.dropna(subset=["began", "ended"]).sort_values(["began", "ended"])
-    devices = known.groupby("device")
-    earlier = devices["ended"].cummax().groupby(known["device"]).shift(fill_value=-math.inf)
-    later = devices["began"].shift(-1, fill_value=math.inf)
-    alone = (known["began"] >= earlier) & (known["ended"] <= later)
-    return alone.reindex(runs.index, fill_value=False)

@@ -14,14 +14,13 @@ from polarstep_lab.report.figures import cost_figure, trajectory_figure
 from polarstep_lab.report.palette import Look, look_of, ordinal_looks
 from polarstep_lab.report.rows import AblationSet, Row, Section
 from polarstep_lab.report.runs import RUN_COLUMNS, Metric, Runs, at_a_time
-from polarstep_lab.wording import MISSING, in_digits, joined, listed
+from polarstep_lab.wording import MISSING, in_digits, joined
 
 __all__ = ["ablation_blocks", "comparison_blocks", "difference_cells", "runs_csv", "summary_csv"]
 
 _QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
 )
-_UNLIKE = "Times of rows that differ in the last columns, how they were run, do not compare."
 
 
 def comparison_blocks(section: Section) -> list[Block | None]:
@@ -61,7 +60,6 @@ def _comparison_caption(section: Section) -> str:
         "GFLOPs: the optimizer's part of a step, from the ledger.",
         _times_text(section.rows),
         "Run s: the whole run, validation included. Times are medians over the seeds.",
-        _UNLIKE if any(_conditions(section.rows).values()) else "",
     )
 
 
@@ -89,7 +87,7 @@ def _ablation_table(section: Section, ablation: AblationSet) -> Table:
         beside[row] = cells | ({"Authors": published} if authors else {})
     looks = [look_of("")] * (len(beside) - len(ablation.rows))
     looks += ordinal_looks(len(ablation.rows), ablation.numeric)
-    compared = [row for row in ablation.row_names if row not in ablation.strays]
+    compared = [*ablation.row_names]
     name, named = f"Ablation of {ablation.axis}", ablation.row_names
     return _table(section, name, ablation.axis, named, compared, beside, looks, whole_run=False)
 
@@ -111,20 +109,9 @@ def _ablation_caption(section: Section) -> str:
     return joined(
         f"{section.metric.name}: {_QUALITY}",
         difference if any(ablation.base for ablation in ablations) else "",
-        *(_strays_text(section, ablation) for ablation in ablations),
         _times_text([row for ablation in ablations for row in ablation.row_names]),
-        _UNLIKE if any(any(_conditions([*a.row_names]).values()) for a in ablations) else "",
         authors if any(row.paper for ablation in ablations for row in ablation.rows) else "",
     )
-
-
-def _strays_text(section: Section, ablation: AblationSet) -> str:
-    """A sentence about the rows of ``strays``, for which no difference from the base is shown."""
-    rows: dict[str, list[str]] = {}
-    for row, paths in ablation.strays.items():
-        rows.setdefault(listed(paths), []).append(section.label_in(ablation, row))
-    said = "No difference is shown for {}: the recipe's own row differs in {} too."
-    return joined(*(said.format(listed(names), paths) for paths, names in rows.items()))
 
 
 def _table(
@@ -141,7 +128,7 @@ def _table(
 
     The best of the rows ``compared`` stands in bold.
     """
-    metric, conditions, lines = section.metric, _conditions([*named]), []
+    metric, lines = section.metric, []
     for row, label in named.items():
         interval = row.metric and row.metric.from_zero.interval
         cells = {
@@ -154,7 +141,6 @@ def _table(
             "Optimizer ms": in_digits(row.times["optimizer_ms_per_step"]),
             "Step ms": in_digits(row.times["step_ms"]),
             **({"Run s": in_digits(row.times["run_seconds"], 3)} if whole_run else {}),
-            **conditions[row],
         }
         lines.append(cells)
     scored = [row for row in compared if row.metric]
@@ -170,21 +156,6 @@ def difference_cells(found: Difference | None, metric: Metric) -> dict[str, str]
     return {"Difference": found.text(metric.decimals), "Pairs": str(found.pairs or "means")}
 
 
-def _conditions(rows: Sequence[Row]) -> Mapping[Row, dict[str, str]]:
-    """For each row, those of its commit and runtime settings in which the timed rows differ."""
-
-    def told(row: Row) -> dict[str, str]:
-        runs = pd.DataFrame([*row.timed["conditions"]]).drop(columns="device", errors="ignore")
-        return {
-            name.removeprefix("runtime."): "/".join(sorted(values.dropna().unique()))
-            for name, values in runs.items()
-        }
-
-    texts = pd.DataFrame([told(row) for row in rows], index=[*rows]).fillna("")
-    varied = texts[[not row.timed.empty for row in rows]].nunique() > 1
-    return texts.loc[:, varied].to_dict("index")
-
-
 def _paper_text(row: Row, published: Published | None) -> str:
     """A published figure beside a row, with ‡ where the row differs from it."""
     if published is None:
@@ -194,22 +165,15 @@ def _paper_text(row: Row, published: Published | None) -> str:
 
 
 def _times_text(shown: Sequence[Row]) -> str:
-    """Where times were measured, and whether the runs had the device to themselves."""
-    rows = [row for row in shown if not row.timed.empty]
+    """Where times were measured, and how many runs were under way at a time."""
+    rows = [row for row in shown if row.times["step_ms"] == row.times["step_ms"]]
     if not rows:
         return ""
     text = f"Times measured on {', '.join(sorted({d for row in rows for d in row.devices}))}"
     together = at_a_time(pd.concat([row.runs for row in rows]))
-    # A run may also have shared its device with a program that leaves no record.
-    if together == 1 and all(len(row.alone) in (0, len(row.finished)) for row in rows):
+    if together == 1:
         return f"{text}, one run at a time."
-    least, *_, most = sorted([len(row.alone) for row in rows] * 2)
-    if not most:
-        return (
-            f"{text} with up to {together} runs at a time: these are not the times of a run alone."
-        )
-    seeds = str(most) if least == most else f"{least} to {most}"
-    return f"{text}, over the {seeds} seeds of a row that had it to themselves."
+    return f"{text} with up to {together} runs at a time: these are not the times of a run alone."
 
 
 def runs_csv(runs: Runs) -> str:

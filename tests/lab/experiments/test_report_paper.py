@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import itertools
-import json
 import math
 import re
 import statistics
@@ -25,10 +23,8 @@ from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
 from polarstep_lab.report.beside_paper import beside_the_paper
-from polarstep_lab.report.figures import curve_of, trajectory_figure
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.pages import brief_lines
-from polarstep_lab.report.runs import at_a_time, collect_runs, ran_alone
+from polarstep_lab.report.runs import at_a_time, collect_runs
 from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.storage import read_json, write_json
 
@@ -150,11 +146,11 @@ def test_an_axis_without_the_recipes_value_is_measured_from_the_comparison(tmp_p
     assert f"{published.mean:.4f} ± {published.std:.4f}" in text
 
 
-def test_one_axis_alone_has_no_base(tmp_path):
+def test_one_axis_alone_is_measured_from_the_recipes_own_value(tmp_path):
     write_ablation(tmp_path / "rank", "cifar10", "rank", [16, 128], seeds=2)
     (ablation,) = section(tmp_path).ablations
-    assert ablation.base is None
-    assert "Difference" not in markdown((section(tmp_path),), ())
+    assert ablation.base.value == 128
+    assert "Difference" in markdown((section(tmp_path),), ())
 
 
 def test_an_override_takes_the_authors_ablation_away(tmp_path):
@@ -275,84 +271,6 @@ def test_no_difference_where_nothing_finished(tmp_path):
     assert "| 8 | — | — | 0 of 2 (2 diverged) | — |" in markdown((found,), ())
 
 
-def at_commit(folder, commit):
-    environment = read_json(folder / "environment.json")
-    write_json(folder / "environment.json", environment | {"git_commit": commit})
-
-
-def test_times_of_different_commits_are_said_to_be(tmp_path):
-    old, new = (
-        "d3489d693579a7785dde696b0edc07a1d53f0a8e",
-        "3c0af1c8f344933a3e8b4f21bf2677f15ccdc5a5",
-    )
-    methods = ("AdamW", "Muon (Nesterov)", "Muon (Polyak)")
-    for method in methods:
-        at_commit(write_run(tmp_path / method, method=method), old)
-    at_commit(
-        write_run(tmp_path / "rank", method="Muon (Polyak)", ablation=Ablation("rank", 8)), old
-    )
-    assert "do not compare" not in markdown((section(tmp_path),), ())
-    at_commit(tmp_path / "AdamW", f"{new}+")
-    at_commit(tmp_path / "rank", new)
-    text = markdown((section(tmp_path),), ())
-    assert cells(text, "| Method |", "commit") == ["3c0af1c with changes", "d3489d6", "d3489d6"]
-    assert cells(text, "| rank |", "commit") == ["d3489d6", "3c0af1c"]  # the recipe and its variant
-    assert new[:12] not in text
-    page = report_files([tmp_path])["index.html"].decode()
-    assert page.count("how they were run, do not compare") == 2
-
-
-def cells(text, table, column):
-    """The cells of one column of the first table whose header begins so."""
-    lines = text[text.index(table) :].split("\n\n")[0].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [row[rows[0].index(column)] for row in rows[2:]]
-
-
-def test_times_under_different_settings_are_said_to_be(tmp_path):
-    common = {"compile": None, "precision": "auto", "micro_batch": 16, "cuda_graph": True}
-    sentence = "how they were run, do not compare"
-    minutes = itertools.count()
-
-    def add(name, method=GAUSSIAN, ablation=None, seed=0, **runtime):
-        overrides = {"runtime": common | runtime}
-        folder = write_run(
-            tmp_path / name, method=method, seed=seed, ablation=ablation, overrides=overrides
-        )
-        environment = read_json(folder / "environment.json")
-        started = f"2026-11-15T01:{next(minutes):02}:00Z"  # one after the other
-        environment |= {"device": "cuda", "started": started}
-        write_json(folder / "environment.json", environment)
-
-    add("recipe")
-    add("adamw", "AdamW", compile=True, precision="bfloat16")  # what is left open comes to that
-    add("rank", ablation=Ablation("rank", 8))
-    assert sentence not in markdown((section(tmp_path),), ())
-    for length in (512, 2048):
-        add(f"t{length}", ablation=Ablation("sequence-length", length), compile=False)
-    text = markdown((section(tmp_path),), ())
-    assert cells(text, "| sequence-length |", "compile") == ["true", "false", "false"]
-    assert text.count(sentence) == 1  # the comparison ran alike
-    assert report_files([tmp_path])["index.html"].decode().count(sentence) == 1
-    assert sentence not in "".join(brief_lines(section(tmp_path)))
-    add("sgd", "SGD (Nesterov)", precision="float32", micro_batch=None)
-    found = section(tmp_path)
-    for text in (markdown((found,), ()), "\n".join(brief_lines(found))):
-        assert cells(text, "| Method |", "precision") == ["bfloat16", "float32", "bfloat16"]
-        assert cells(text, "| Method |", "micro_batch") == ["16", "null", "16"]
-        assert sentence in text
-
-
-def test_a_row_of_several_commits_names_them(tmp_path):
-    for seed, commit in enumerate(("a" * 40, "b" * 40)):
-        at_commit(write_run(tmp_path / f"x{seed}", method="AdamW", seed=seed), commit)
-        at_commit(write_run(tmp_path / f"y{seed}", method="Muon (Polyak)", seed=seed), "b" * 40)
-    at_commit(write_run(tmp_path / "z", method="Muon (Nesterov)", status="diverged"), "c" * 40)
-    text = markdown((section(tmp_path),), ())
-    assert cells(text, "| Method |", "commit") == ["aaaaaaa/bbbbbbb", "bbbbbbb", ""]
-    assert "ccccccc" not in text  # it has no times in the table
-
-
 def test_no_times_are_shown_of_runs_that_did_not_finish(tmp_path):
     write_run(tmp_path / "good", optimizer_ms=2.0, steps=400)
     for seed in range(2):
@@ -393,69 +311,19 @@ def started_at(root, seconds):
 
 
 @pytest.mark.parametrize(
-    ("moments", "most", "alone"),
+    ("moments", "most"),
     [
-        ((0, 10, 20), 1, {0, 1, 2}),
-        ((0, 9, 18), 1, {0, 1, 2}),  # a start at 9.9 is recorded as 9
-        ((0, 4, 8), 3, set()),
-        ((0, 5, 30), 2, {2}),
-        ((0, 20, 22, 40), 2, {0, 3}),
-        ((None, None), 1, set()),
+        ((0, 10, 20), 1),
+        ((0, 9, 18), 1),  # a start at 9.9 is recorded as 9
+        ((0, 4, 8), 3),
+        ((0, 5, 30), 2),
+        ((None, None), 1),
     ],
 )
-def test_runs_that_shared_a_device_are_noticed(tmp_path, moments, most, alone):
-    runs = started_at(tmp_path, moments)
-    assert at_a_time(runs) == most
-    assert set(runs["seed"][ran_alone(runs)]) == alone
-
-
-def test_times_are_those_of_runs_alone_where_there_are_any(tmp_path):
-    started_at(tmp_path / "mixed", (0, 10, 30, 31, 32))
-    found = section(tmp_path / "mixed")
-    assert found.rows[0].times["optimizer_ms_per_step"] == 0.5  # seeds 0 and 1
-    assert found.rows[0].metric.n == 5
-    assert "over the 2 seeds of a row that had it to themselves" in markdown((found,), ())
-    assert "had the device to themselves" in trajectory_figure(found, "x").caption
-    assert "Optimizer ms" in "".join(brief_lines(found))
-    started_at(tmp_path / "shared", (0, 1, 2))
-    found = section(tmp_path / "shared")
-    assert found.rows[0].times["optimizer_ms_per_step"] == 1.0  # of all three
-    assert "with up to 3 runs at a time" in markdown((found,), ())
-    assert "not the times of a run alone" in "".join(brief_lines(found))
-    assert "had the device to themselves" not in trajectory_figure(found, "x").caption
-
-
-def test_the_seconds_of_a_curve_are_those_of_runs_alone(tmp_path):
-    started_at(tmp_path, (0, 20, 21))
-    for seed in (1, 2):  # these two shared the device
-        log = tmp_path / str(seed) / "metrics.jsonl"
-        rows = [json.loads(line) for line in log.read_text().splitlines()]
-        rows = [row | {"seconds": 3 * row["seconds"]} for row in rows]
-        log.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (row,) = section(tmp_path).rows
-    assert len(row.alone) == 1
-    curve = curve_of(row, "nanogpt")
-    assert curve.points["seconds"].iloc[-1] == pytest.approx(10.0)
-    assert curve.points.notna().all(axis=None)
-
-
-def test_runs_whose_times_do_not_count_have_no_line_over_seconds(tmp_path):
-    started_at(tmp_path, (0, 20))
-    write_run(tmp_path / "9", method="Muon (Nesterov)", seed=0)
-    for name, status in (("0", "finished"), ("1", "diverged"), ("9", "finished")):
-        environment = json.loads((tmp_path / name / "environment.json").read_text())
-        write_json(
-            tmp_path / name / "environment.json", environment | {"device_shared": name != "9"}
-        )
-        result = json.loads((tmp_path / name / "result.json").read_text())
-        write_json(tmp_path / name / "result.json", result | {"status": status})
-    found = section(tmp_path)
-    curves = {curve.row.method: curve for curve in (curve_of(r, "nanogpt") for r in found.rows)}
-    look = next(iter(found.looks.values()))
-    shared, alone = curves.pop("AdamW"), curves.pop("Muon (Nesterov)")
-    assert [len(shared.series(axis, look)) for axis in ("steps", "seconds")] == [2, 0]
-    assert [len(alone.series(axis, look)) for axis in ("steps", "seconds")] == [1, 1]
-    assert trajectory_figure(found, "x").caption.count("Without times that count: AdamW.") == 1
+def test_runs_that_shared_a_device_are_noticed(tmp_path, moments, most):
+    assert at_a_time(started_at(tmp_path, moments)) == most
+    said = "one run at a time" if most == 1 else f"with up to {most} runs at a time"
+    assert said in markdown((section(tmp_path),), ())
 
 
 def test_a_method_that_never_finished_stands_next_to_the_paper_without_figures(tmp_path):
@@ -497,29 +365,6 @@ def test_many_seeds_are_one_command(cifar):
     command = found.ablations[0].rows[0].commands
     assert command.startswith("for seed in $(seq 0 4); do polarstep run cifar10 --method rand-muon")
     assert command.endswith("--seed $seed --vary rank=16; done")
-
-
-def test_a_run_beside_programs_without_a_record_has_no_times(tmp_path):
-    """Its environment says so; the times of the row are those of its other runs."""
-    for seed, ms in ((0, 2.0), (1, 9.0)):
-        write_run(tmp_path / f"seed-{seed}", seed=seed, optimizer_ms=ms)
-    environment = tmp_path / "seed-1" / "environment.json"
-    known = json.loads(environment.read_text())
-    known["started"] = "2030-01-01T00:00:00+00:00"  # the two did not run at the same time
-    for shared, expected in ((False, [2.0, 9.0]), (True, [2.0])):
-        environment.write_text(json.dumps(known | {"device_shared": shared}))
-        (section,), _ = sections_of(collect_runs([tmp_path]))
-        (found,) = section.rows
-        assert sorted(found.timed["optimizer_ms_per_step"]) == expected
-        assert len(found.finished) == 2
-        alone = "over the 1 seeds of a row that had it to themselves" in markdown((section,), ())
-        assert alone == shared
-    for environment in tmp_path.glob("*/environment.json"):
-        known = json.loads(environment.read_text())
-        environment.write_text(json.dumps(known | {"device_shared": True}))
-    (section,), _ = sections_of(collect_runs([tmp_path]))
-    assert section.rows[0].timed.empty
-    assert "Times measured" not in markdown((section,), ())
 
 
 def test_the_report_begins_with_the_best_method_against_adamw(tmp_path):
