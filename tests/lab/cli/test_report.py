@@ -32,8 +32,7 @@ def test_several_directories_make_one_report(invoke, tmp_path):
     write_run(tmp_path / "b" / "deep" / "inside", seed=1)
     assert invoke("a", "b").exit_code == 0
     assert (
-        "| AdamW | 30.00 ± 0.00 | ± 0.00 | 2 |"
-        in (tmp_path / "report" / "summary.md").read_text()
+        "| AdamW | 30.00 ± 0.00 | ± 0.00 | 2 |" in (tmp_path / "report" / "summary.md").read_text()
     )
 
 
