@@ -287,7 +287,7 @@ TABLES = {
             "4 × 2048×512": "ranks.{}.2048x512",
             "4 × 512×2048": "ranks.{}.512x2048",
         },
-        {"full space": "full", "`LowRank(64, 8, power=0)`": "low-rank"},
+        {"full space": "full", "`ps.LowRank(64, 8, power=0)`": "low-rank"},
     ),
     "cpu": Table(
         "two cores, a tenth of nanoGPT's matrices",
