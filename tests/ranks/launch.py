@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 from tests.forking import Forked, fork
-from tests.processes import PATIENCE
 from torch import multiprocessing
 
 __all__ = ["Ranks", "launched", "needs_gloo"]
@@ -27,7 +26,7 @@ needs_gloo = pytest.mark.skipif(
     reason="needs torch.distributed with gloo",
 )
 # A rank that waits in vain fails after this, and the ranks are then started anew.
-TIMEOUT = timedelta(seconds=120)
+TIMEOUT = timedelta(seconds=60)
 
 
 class Ranks:
@@ -54,6 +53,11 @@ class Ranks:
             self.stop()
             pytest.fail("\n".join(errors))
         return [result for result, _ in answers]
+
+    def main(self, module: str, folder: Path) -> list[Any]:
+        """What ``module.main(rank, count, folder)`` returned on each rank."""
+        folder.mkdir(parents=True, exist_ok=True)
+        return self(_main_of, module, self.count, folder)
 
     def _answer(self, rank: int, way: Connection, name: tuple[str, str]) -> tuple[Any, str | None]:
         """What a rank returned, or its error in words."""
@@ -88,7 +92,7 @@ def launched(module: str, count: int, folder: Path) -> list[Any]:
     """What ``module.main(rank, count, folder)`` returned on each of ``count`` ranks of its own."""
     ranks = Ranks(count)
     try:
-        return ranks(_main_of, module, count, folder)
+        return ranks.main(module, folder)
     finally:
         ranks.stop()
 

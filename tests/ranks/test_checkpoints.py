@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from tests.ranks import checkpoints
-from tests.ranks.launch import launched, needs_gloo
+from tests.ranks.launch import needs_gloo
 
 pytestmark = needs_gloo
 # Numbers of ranks: where the second half runs, and where the first half was saved.
@@ -12,7 +12,7 @@ CHAIN = ((4, 4), (2, 4), (1, 2), (4, 1))
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(ranks_of, tmp_path_factory):
     """How far each rank ended from one process that was not interrupted."""
     folder = tmp_path_factory.mktemp("checkpoints")
     results = {}
@@ -20,7 +20,7 @@ def found(tmp_path_factory):
         here = folder / str(number)
         here.mkdir()
         (here / "source").write_text(str(source), encoding="utf-8")
-        results[ranks, source] = launched(checkpoints.__name__, ranks, here)
+        results[ranks, source] = ranks_of(ranks).main(checkpoints.__name__, here)
     return results
 
 
@@ -40,8 +40,3 @@ def test_momentum_that_fades_rests_as_if_it_had_not_been_saved(ranks, source, fo
     for there in found[ranks, source]:
         assert there["resting"]["off"] < 1e-10
         assert there["resting"]["moved"] == 0
-
-
-@pytest.mark.parametrize(("ranks", "source"), CHAIN[:3])  # each number of ranks, once
-def test_a_checkpoint_without_peaks_loads_in_part(ranks, source, found) -> None:
-    assert [there["without peak"] for there in found[ranks, source]] == [0.0] * ranks

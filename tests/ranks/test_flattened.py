@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.ranks import flattened as worker
-from tests.ranks.launch import launched, needs_gloo
+from tests.ranks.launch import needs_gloo
 
 import polarstep as ps
 
@@ -13,8 +13,8 @@ pytestmark = needs_gloo
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return launched(worker.__name__, worker.RANKS, tmp_path_factory.mktemp("flattened"))
+def ranks(ranks_of, tmp_path_factory):
+    return ranks_of(worker.RANKS).main(worker.__name__, tmp_path_factory.mktemp("flattened"))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from tests.ranks import owned_graph
-from tests.ranks.launch import launched, needs_gloo
+from tests.ranks.launch import needs_gloo
 
 import polarstep as ps
 from polarstep import kernels
@@ -23,9 +23,11 @@ LAUNCHED = {"full space": 1, "fresh": 1, "warm": 2, "deflated": 1, "rows, with f
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[tuple[str, ...], dict[str, Any]]]:
+def found(
+    ranks_of, tmp_path_factory: pytest.TempPathFactory
+) -> list[dict[tuple[str, ...], dict[str, Any]]]:
     """What every rank found."""
-    return launched(owned_graph.__name__, RANKS, tmp_path_factory.mktemp("owned"))
+    return ranks_of(RANKS).main(owned_graph.__name__, tmp_path_factory.mktemp("owned"))
 
 
 def test_the_numbers_are_those_of_launches_one_by_one(found) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from tests.ranks import page
-from tests.ranks.launch import launched, needs_gloo
+from tests.ranks.launch import needs_gloo
 
 
 @needs_gloo
-def test_the_code_runs_and_ranks_agree(tmp_path) -> None:
-    first, second = launched(page.__name__, 2, tmp_path)
+def test_the_code_runs_and_ranks_agree(ranks_of, tmp_path) -> None:
+    first, second = ranks_of(2).main(page.__name__, tmp_path)
     ddp, fsdp, hsdp, tp, resumed = first["routes"]
     assert "on 2 ranks" in ddp
     assert "LowRank" in fsdp

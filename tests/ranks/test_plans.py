@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 from tests.ranks import counts
-from tests.ranks.launch import launched, needs_gloo
+from tests.ranks.launch import needs_gloo
 
 from polarstep import LowRank, Warm
 from polarstep.ranks import plans
@@ -28,10 +28,10 @@ GOALS = {
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def found(ranks_of, tmp_path_factory):
     """What every rank counted, by the number of ranks."""
     folder = tmp_path_factory.mktemp("counts")
-    return {ranks: launched(counts.__name__, ranks, folder / str(ranks)) for ranks in RANKS}
+    return {ranks: ranks_of(ranks).main(counts.__name__, folder / str(ranks)) for ranks in RANKS}
 
 
 def sent(received) -> float:

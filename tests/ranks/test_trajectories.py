@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from tests.ranks import trajectories
-from tests.ranks.launch import launched, needs_gloo
+from tests.ranks.launch import needs_gloo
 
 pytestmark = needs_gloo
 RANKS = (2, 4)
@@ -24,12 +24,12 @@ def reference():
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, reference):
+def found(ranks_of, tmp_path_factory, reference):
     """What every rank ended with, by the number of ranks."""
     folder = tmp_path_factory.mktemp("trajectories")
     torch.save(reference, folder / "reference.pt")
     module = trajectories.__name__
-    return {ranks: launched(module, ranks, folder / str(ranks)) for ranks in RANKS}
+    return {ranks: ranks_of(ranks).main(module, folder / str(ranks)) for ranks in RANKS}
 
 
 @pytest.mark.parametrize(("ranks", "way", "plan", "name"), CASES)
