@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from tests.forking import Forked, fork
+from tests.processes import PATIENCE
 from torch import multiprocessing
 
 __all__ = ["Ranks", "launched", "needs_gloo"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -23,9 +22,7 @@ LAUNCHED = {"full space": 1, "fresh": 1, "warm": 2, "deflated": 1, "rows, with f
 
 
 @pytest.fixture(scope="module")
-def found(
-    ranks_of, tmp_path_factory: pytest.TempPathFactory
-) -> list[dict[tuple[str, ...], dict[str, Any]]]:
+def found(ranks_of, tmp_path_factory):
     """What every rank found."""
     return ranks_of(RANKS).main(owned_graph.__name__, tmp_path_factory.mktemp("owned"))
 
