@@ -18,12 +18,13 @@ BLOCKS = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
 
 
 def is_call(code: str) -> bool:
-    """Whether ``code`` is a call with arguments; ``step()`` alone is the name of a method."""
+    """Whether ``code`` is a whole call with arguments; ``step()`` alone is the name of a method."""
     try:
         tree = ast.parse(code, mode="eval").body
     except SyntaxError:
         return False
-    return isinstance(tree, ast.Call) and bool(tree.args or tree.keywords)
+    given = [*tree.args, *tree.keywords] if isinstance(tree, ast.Call) else []
+    return bool(given) and "..." not in code
 
 
 INLINE = [
