@@ -458,7 +458,7 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     M = gaussian(1, 4, 6)
 
     def momentum(engine, bucket):
-        launched.append((bucket.signature.device.index, entered[-1]))
+        launched.append((bucket.key.device.index, entered[-1]))
         return M
 
     monkeypatch.setattr(fused.FusedEngine, "momentum", momentum)
@@ -471,15 +471,13 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
     optimizer = ps.Muon([nn.Parameter(gaussian(4, 6).float())])
     optimizer.param_groups[0]["params"][0].grad = gaussian(4, 6).float()
-    work = optimizer._over_ranks.collected(
-        optimizer.param_groups, optimizer.state, False, error=None, hooked=False, everywhere=0
-    )
-    ((signature, member),) = replaying.members_of(work[0], 0, optimizer.state)
+    work = optimizer._collected(None, captured=False)
+    ((key, member),) = replaying.members_of(work[0], 0, optimizer.state)
     runs = []
     for index in (1, 2):
         for _ in range(count):
-            bucket = fused.FusedBucket(signature, [member])
-            bucket.signature = replace(signature, device=torch.device("cuda", index))
+            bucket = fused.FusedBucket(key, [member])
+            bucket.key = replace(key, device=torch.device("cuda", index))
             runs.append(bucket)
     plan = ReplayPlan((), [[0]], runs, [0] * len(runs), work[0].params)
     hooks = (lambda bucket: looked.append(entered[-1]),) if hooked else ()

@@ -274,8 +274,10 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
             continue  # torch's own groups have such keys
         if key == "lr_scale" and algorithm != "muon":
             continue  # a key of timm's schedulers
-        names = (own | others) - COUNTED
-        close = difflib.get_close_matches(key.lower(), names, n=1, cutoff=0.8)
+        close = [
+            *difflib.get_close_matches(key.lower(), own - COUNTED, n=1, cutoff=0.8),
+            *difflib.get_close_matches(key.lower(), others - COUNTED, n=1, cutoff=0.8),
+        ]
         hint = f"did you mean {close[0]!r}? " if close else ""
         if key in REMEDIES:
             hint = f"{REMEDIES[key]}; "

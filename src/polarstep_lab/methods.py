@@ -81,7 +81,7 @@ def find_methods(names: str) -> list[Method]:
     ``all`` in the list stands for the rows of Table 2, and ``ours`` for :data:`OURS`.
 
     >>> [method.slug for method in find_methods("sgd,ours")][:2]
-    ['sgd', 'muon-polar-express']
+    ['sgd', 'default']
     """
     groups = {"all": METHODS, "ours": OURS}
     found = [

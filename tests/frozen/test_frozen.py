@@ -10,9 +10,12 @@ from tests.frozen.__main__ import ROOT, main
 
 # Another learning rate, for the rows with weight decay alone.
 CHANGE = """
+import functools
+
 _made = Muon.__init__
 
 
+@functools.wraps(_made)
 def _with_another_rate(self, params, lr, **options):
     _made(self, params, lr * (1 + 1e-6 * bool(options["weight_decay"])), **options)
 
