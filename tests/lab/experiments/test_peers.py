@@ -113,7 +113,7 @@ def test_times_of_soap_are_means_over_the_steps_between_two_decompositions():
 
 
 # A CPU without bfloat16 multiplies it slowly.
-SMALLER = {"model.width": 64, "model.layers": 2, "model.heads": 2}
+SMALLER = {"model.width": 64, "model.layers": 2, "model.heads": 2, "optimizer.lr": 0.02}
 
 
 def test_the_update_of_torchs_muon_is_ours_with_jordans_steps():
