@@ -83,7 +83,6 @@ TABLES = {
             "step, nanoGPT's matrices": "{}.step.nanogpt",
             "step, an 8B layer": "{}.step.8b",
             "training step": "{}.whole-step",
-            "perplexity": "{}.perplexity.25m",
         },
         {
             "AdamW": "adamw",
