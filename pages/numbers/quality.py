@@ -336,7 +336,7 @@ def _low_precision() -> Iterator[tuple[str, Number]]:
                 yield f"{prefix}.bytes", plain(next(iter(runs.values()))["bytes"], source, "", 2)
 
 
-# --- a toy GPT: rates of embeddings, and rates with lr_scale="rms" ------------------------------
+# --- a toy GPT: rates of embeddings, and rates with shape_scale="rms" ------------------------------
 
 
 def _toy() -> Iterator[tuple[str, Number]]:
@@ -356,7 +356,7 @@ def _toy() -> Iterator[tuple[str, Number]]:
     found: dict[tuple[str, str], dict[float, BySeed]] = {}
     first: dict[tuple[str, str], dict[float, float]] = {}
     for row in rows("ideas", "rms-rates"):
-        key = row["method"], row["config"]["optimizer"]["lr_scale"]
+        key = row["method"], row["config"]["optimizer"]["shape_scale"]
         rate = float(row["ablation"]["value"])
         found.setdefault(key, {}).setdefault(rate, {})[row["seed"]] = row["value"]
         if row["seed"] == 0:

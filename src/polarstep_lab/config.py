@@ -161,7 +161,7 @@ class OptimizerConfig:
     beta2: BelowOne = 0.95
     eps: NotNegative = 1e-8
     weight_decay: NotNegative = 0.0
-    lr_scale: Literal["none", "spectral", "fan-ratio", "rms"] = "spectral"
+    shape_scale: Literal["none", "spectral", "fan-ratio", "rms"] = "spectral"
     polar: PolarConfig = field(default_factory=PolarConfig)
     normalize_rows: bool = False
     """Divide the rows of T by the root of their second moment (:class:`polarstep.NormalizedRows`)."""

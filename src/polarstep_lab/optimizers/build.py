@@ -174,7 +174,7 @@ def _muon(model: Model, config: RunConfig) -> ps.Muon:
         nesterov=config.rule.nesterov,
         polar=build_polar(settings.polar, config.benchmark),
         weight_decay=settings.weight_decay,
-        shape_scale=settings.lr_scale,
+        shape_scale=settings.shape_scale,
         transform=ps.NormalizedRows() if settings.normalize_rows else None,
         momentum_dtype=MOMENTUM[settings.momentum_dtype],
         rounding=settings.rounding,

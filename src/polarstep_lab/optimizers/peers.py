@@ -290,9 +290,9 @@ def beside_adamw(peer: Peer, ours: ps.Muon, settings: OptimizerConfig) -> PeerWi
     The peer has one group, the first. A group of ``ours`` whose learning rate is 0 takes the rate of
     the matrices.
     """
-    if settings.lr_scale != "spectral":
+    if settings.shape_scale != "spectral":
         raise ConfigError(
-            f"optimizer.lr_scale={settings.lr_scale} with a peer, which scales its learning rate "
+            f"optimizer.shape_scale={settings.shape_scale} with a peer, which scales its learning rate "
             f"itself ({peer.rate}): expected spectral"
         )
     matrices, names, others = [], [], []

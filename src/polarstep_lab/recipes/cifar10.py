@@ -77,7 +77,7 @@ def cifar10(method: Method) -> RunConfig:
             lr=lr,
             momentum=momentum,
             beta2=0.996314442163105,
-            lr_scale="none",
+            shape_scale="none",
             polar=polar_of(method, rank=128, oversample=10, power=2),
             normalize_rows=method.normalize_rows,
             head_lr=0.67,

@@ -74,7 +74,7 @@ def _without_options() -> OptimizerConfig:
         lr=defaults["lr"],
         momentum=defaults["momentum"],
         weight_decay=defaults["weight_decay"],
-        lr_scale=defaults["shape_scale"],
+        shape_scale=defaults["shape_scale"],
         polar=MAPS["default"],
         normalize_rows=True,
     )

@@ -183,8 +183,8 @@ def test_a_copy_inside_another_repository_has_its_own_commit(tmp_path):
 def test_peers_are_for_gpt_recipes_and_their_own_scale(tmp_path):
     with pytest.raises(ConfigError, match="peers do not take convolutions"):
         tiny_cnn(fake_cifar10(tmp_path), "peer:torch-muon")
-    with pytest.raises(ConfigError, match="lr_scale=rms with a peer"):
-        built("torch-muon", **{"optimizer.lr_scale": "rms"})
+    with pytest.raises(ConfigError, match="shape_scale=rms with a peer"):
+        built("torch-muon", **{"optimizer.shape_scale": "rms"})
     with pytest.raises(ConfigError, match="expected one of torch-muon"):
         find_peer("nobody")
 
