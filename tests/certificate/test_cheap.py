@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import polarstep as ps
 from polarstep.certificate import Monitor, certified, certify, cheap_certificate
 from polarstep.certificate import cheap as cheap_bounds
+from polarstep.maps.base import one_step
 from polarstep.ops import ops_of
 
 
@@ -205,6 +206,19 @@ def test_a_certificate_does_not_depend_on_the_other_matrices_of_its_batch():
     many, alone = (cheap_certificate(X, polar(X), polar) for X in (M, M[:1]))
     torch.testing.assert_close(many.gamma[:1], alone.gamma, atol=1e-6, rtol=0)
     torch.testing.assert_close(many.nu[:1], alone.nu, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("inner", [ps.Exact(), ps.NewtonSchulz(9, "quintic")], ids=str)
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_a_low_rank_map_is_certified_with_and_without_its_factors(inner, spectrum):
+    """The inner map bounds what is lost of B; of M a sketch may lose nearly all."""
+    M, polar = batch(spectrum, 2, 24, 40), ps.LowRank(3, 2, inner=inner, always_sketch=True)
+    step = one_step(polar, M, None)
+    exact = certify(M, step.dense)
+    for factors in (None, step.factors):
+        bound = cheap_certificate(M, step.dense, polar, factors)
+        assert (bound.gamma >= exact.gamma).all()
+        assert (bound.nu >= exact.nu).all()
 
 
 @pytest.mark.parametrize("d0", [16, 64, 256])

@@ -42,7 +42,7 @@ from torch import Tensor
 from polarstep.certificate.exact import Certificate, check_step
 from polarstep.certificate.norm_bound import norm_bound
 from polarstep.context import numeric_context
-from polarstep.maps import PolarMap
+from polarstep.maps import LowRank, PolarMap
 from polarstep.maps.base import Captured, Factors, one_step
 from polarstep.maps.full_space import NewtonSchulz, schatten_norm
 from polarstep.maps.subspace import orthonormalize
@@ -74,6 +74,7 @@ def certified(
     step = one_step(polar, M, generator)
     if step is None:
         return M.clone(), cheap_certificate(M, M, polar)
+    polar = polar.on(M.shape[-2], M.shape[-1], M.device)
     with numeric_context(M.device):
         T = step.dense.to(M.dtype).reshape(M.shape)
     # On a GPU step.M, and with it B, is a multiple of M; the bounds are the same for both.
@@ -93,7 +94,8 @@ def cheap_certificate(
     Args:
         M: matrices of shape ``(..., m, n)``.
         T: what ``polar`` made of them, in their precision.
-        polar: the map, where it is known; its polynomial sharpens both bounds.
+        polar: the map that made T, where it is known; its polynomial sharpens both bounds. The
+            polynomial of a low-rank map acts on B = QᵀM, so it helps only together with ``factors``.
         factors: the factors of T from the same step, or ``None``.
         captured: the head of a deflated step, whose T is more than the head, or ``None``.
     """
@@ -123,7 +125,7 @@ def _bounds(
     captured: Captured | None,
 ) -> tuple[Tensor, Tensor]:
     """The bounds of :func:`cheap_certificate` for matrices (batch, m, n) in float32 or wider."""
-    inner = polar
+    inner = polar if factors is None else _inner(polar)
     B = None if factors is None else _wide_enough(factors.B)
     norm = _norm(M)
     if bool(((norm < 1e-15) | (norm > 1e15)).any()):  # squares would leave float32's range
@@ -174,6 +176,11 @@ def _wide_enough(X: Tensor) -> Tensor:
     return X.float() if X.dtype.itemsize < 4 else X
 
 
+def _inner(polar: PolarMap | None) -> PolarMap | None:
+    """The map with Z = inner(B) inside the ``polar`` that returned B and Z, if it is known."""
+    return polar.inner if isinstance(polar, LowRank) else None
+
+
 def _by_captured(captured: Captured, norm: Tensor, precision: float) -> Tensor | None:
     """A bound on ‖M‖_* from B and Z of the step; ``None`` where the step's M is too small or large."""
     A, B = _wide_enough(captured.M), _wide_enough(captured.factors.B)
@@ -182,7 +189,8 @@ def _by_captured(captured: Captured, norm: Tensor, precision: float) -> Tensor |
         return None
     alignment, d0 = _inner_product(B, captured.factors.Z.to(B.dtype)), min(A.shape[-2:])
     factors, basis = captured.factors, _basis(captured.factors, precision)
-    of_A = _by_factors(factors, basis, B, alignment, captured.inner, d0, size, precision)
+    inner = _inner(captured.polar)
+    of_A = _by_factors(factors, basis, B, alignment, inner, d0, size, precision)
     return of_A * (norm / torch.where(size > 0, size, 1))
 
 

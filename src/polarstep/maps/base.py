@@ -537,7 +537,7 @@ class Captured:
 
     M: Tensor  # (batch, m, n): the step's M, perhaps transposed, each matrix perhaps scaled
     factors: Factors  # of QZ
-    inner: PolarMap  # the map with Z = inner(B)
+    polar: PolarMap  # the map that returned the factors
 
 
 @dataclass(frozen=True)

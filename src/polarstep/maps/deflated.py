@@ -201,7 +201,7 @@ class Deflated(Containing):
         A = polar.M  # the head may have scaled it, and B with it
         T, squared = self._lifted(A, polar.factors, ops, squares)
         T = T if M.shape[-2] <= M.shape[-1] else T.mT
-        captured = Captured(A, polar.factors, self.head.inner) if draw.shown else None
+        captured = Captured(A, polar.factors, self.head) if draw.shown else None
         return Polar(M, T, squared_norm=squared, captured=captured), left
 
     def _lifted(

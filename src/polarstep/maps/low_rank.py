@@ -170,10 +170,6 @@ class LowRank(PolarMap):
         # A NaN or an infinity in B may be from products that became too large.
         return bool((leaves_range(size, A.dtype) | ~size.isfinite()).any())
 
-    def bounds(self, rows: int, norm: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Those of the inner map, for B of as many rows."""
-        return self.inner.bounds(rows, norm)
-
     def flops(self, m: int, n: int) -> int:
         """The paper's count for the path that is taken, sketched or in full space."""
         if self.full_space_reason(m, n) is not None:
