@@ -294,24 +294,17 @@ class NewtonSchulz(PolarMap):
             for p in self.polynomials
         )
 
-    def product_flops(self, m: int, n: int) -> int:
-        """FLOPs of the matrix products that a call in float32 runs on a CPU, two per multiply-add."""
-        ops = ops_of(torch.device("cpu"))
-        by_gram = self.uses_gram(m, n)
-        return self._products(m, n, torch.float32, ops, by_gram=by_gram)
-
     def _products(self, m: int, n: int, dtype: torch.dtype, ops: Products, *, by_gram: bool) -> int:
+        """FLOPs of the steps in one form, two per multiply-add; δ costs the same in both."""
         d0, d1 = min(m, n), max(m, n)
         form, square = (ops.symmetric_flops(d0, k, dtype) for k in (d1, d0))  # XXᵀ, and G²
-        squarings = SQUARINGS.get(self.delta, 0)
-        extra = form + squarings * 2 * d0**3 if squarings else 0
         lengths = [1] * self.steps
         if by_gram:
             starts = restarts(self.polynomials, rounding(dtype))
             lengths = [end - first for first, end in pairwise([0, *starts, self.steps])]
         powers = sum(map(square_products, self.polynomials))
         small = powers + sum(3 * (length - 1) for length in lengths if length)  # W ← PW, G ← PGP
-        return extra + small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
+        return small * square + sum(form + 2 * d0 * d0 * d1 for each in lengths if each)
 
     def describe(self, m: int, n: int, device: torch.device | None = None) -> str:
         """Steps, coefficients, form, and bfloat16 on a CPU, for the routing table."""
