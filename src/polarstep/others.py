@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 from torch.optim.sgd import sgd
 
+from polarstep.bucket import in_parts
 from polarstep.checked_values import (
     check_arguments,
     check_at_least_zero,
@@ -491,8 +492,9 @@ def _has_fused(p: Tensor) -> bool:
 
 # Rules that step each parameter as if it were alone. Another rule may look at all gradients it is given.
 BY_THEMSELVES = (AdamW.update, SGD.update)
-# Parameters of at most so many entries are stepped at once where some may have to be skipped.
-SMALL = 2**16
+# Entries of the parameters that are stepped at once where some may have to be skipped: a step holds two
+# copies of them and of their states. A parameter that is stepped alone needs no copies.
+MOST_TOGETHER = 2**22
 
 
 class _Stepped(NamedTuple):
@@ -614,20 +616,30 @@ def step_elementwise(work: Work, state: State) -> None:
     if work.finite is None:
         rule.update(work.group, params, grads, states)
         return
-    small = dict[tuple[torch.device, torch.dtype], list[_Stepped]]()
     flags = [work.finite[i] for i in plain]
-    for each in map(_Stepped, params, grads, states, flags):
-        p, grad, of_parameter, finite = each
-        if rule.update in BY_THEMSELVES and p.numel() <= SMALL:
-            small.setdefault((p.device, p.dtype), []).append(each)
-        else:
+    stepped = list(map(_Stepped, params, grads, states, flags))
+    for part in _parts(stepped, together=rule.update in BY_THEMSELVES):
+        if len(part) == 1:
+            p, grad, of_parameter, finite = part[0]
             rule.update(work.group, [p], [grad], [of_parameter], found_inf=1 - finite.float())
-    for together in small.values():
-        _update_or_put_back(rule, work.group, together)
+        else:
+            _update_or_put_back(rule, work.group, part)
+
+
+def _parts(stepped: list[_Stepped], *, together: bool) -> Iterator[list[_Stepped]]:
+    """Parameters that are stepped at once, in one precision on one device, the smallest first."""
+    if not together:
+        yield from ([each] for each in stepped)
+        return
+    alike: dict[tuple[torch.device, torch.dtype], list[_Stepped]] = {}
+    for each in sorted(stepped, key=lambda each: each.p.numel()):
+        alike.setdefault((each.p.device, each.p.dtype), []).append(each)
+    for those in alike.values():
+        yield from in_parts(those, lambda each: each.p.numel(), MOST_TOGETHER)
 
 
 def _update_or_put_back(rule: type[Elementwise], group: Group, stepped: list[_Stepped]) -> None:
-    """Step small parameters at once, then put back on the device what the skipped ones had before.
+    """Step parameters at once, then put back on the device what the skipped ones had before.
 
     Launches are for each shape, not for each parameter.
     """

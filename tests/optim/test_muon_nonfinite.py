@@ -14,7 +14,7 @@ from tests.spectra import gaussian
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from polarstep import LowRank, Muon, NewtonSchulz, gradients
+from polarstep import LowRank, Muon, NewtonSchulz, gradients, others
 from polarstep.gradients import collect
 from polarstep.maps import Warm
 
@@ -159,24 +159,27 @@ def test_nothing_waits_for_the_device(polar, nonfinite, monkeypatch):
         params[0].sum().item()
 
 
-def launches_of_a_step(count: int, algorithm: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def launches_of_a_step(
+    count: int, size: int, algorithm: str, monkeypatch: pytest.MonkeyPatch
+) -> int:
     """Operations of a step on ``count`` vectors of two sizes, found finite as on a GPU."""
     monkeypatch.setattr(gradients, "_by_norms", lambda device: True)
-    params = [Parameter(torch.ones(5 + i % 2)) for i in range(count)]
+    params = [Parameter(torch.ones(size + i % 2)) for i in range(count)]
     optimizer = Muon([{"params": params, "algorithm": algorithm}], nonfinite="skip")
     for _ in range(2):  # the first step makes the states
         give_gradients(params, 0, spoil=(1,))
         with Operations() as ops:
             optimizer.step()
     assert optimizer.state[params[1]].keys() == optimizer.state[params[0]].keys()
-    assert torch.equal(params[1], torch.ones(6))
-    assert not torch.equal(params[0], torch.ones(5))
+    assert torch.equal(params[1], torch.ones(size + 1))
+    assert not torch.equal(params[0], torch.ones(size))
     return ops.launches
 
 
 @pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
-def test_many_vectors_take_as_many_launches_as_a_few(algorithm, monkeypatch):
-    few, many = (launches_of_a_step(count, algorithm, monkeypatch) for count in (4, 100))
+@pytest.mark.parametrize("size", [5, 100_000])
+def test_many_vectors_take_as_many_launches_as_a_few(size, algorithm, monkeypatch):
+    few, many = (launches_of_a_step(count, size, algorithm, monkeypatch) for count in (4, 40))
     assert many == few < 40
 
 
@@ -194,6 +197,30 @@ def test_a_rule_that_may_look_at_all_gradients_is_called_for_one_parameter_at_a_
     give_gradients(params, 0)
     optimizer.step()
     assert calls == [1, 1, 1]
+
+
+@pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+def test_parameters_that_are_stepped_together_step_as_they_would_alone(
+    algorithm, dtype, monkeypatch
+):
+    """To the last bit, with empty parameters and filters in ``channels_last`` among them."""
+    ends = []
+    shapes = [(5,), (1,), (64,), (6, 7), (5,), (4, 3, 2, 2), (33,), (0,)]
+    for most in (others.MOST_TOGETHER, 70, 0):
+        monkeypatch.setattr(others, "MOST_TOGETHER", most)
+        params = [Parameter(torch.ones(shape, dtype=dtype)) for shape in shapes]
+        params[5].data = params[5].data.to(memory_format=torch.channels_last)
+        options = {"algorithm": algorithm, "weight_decay": 0.1, "lr": 0.1}
+        optimizer = Muon([{"params": params} | options], nonfinite="skip")
+        for step in range(4):
+            give_gradients(params, step, spoil={step, 6})
+            optimizer.step()
+        states = [optimizer.state[p][key] for p in params for key in sorted(optimizer.state[p])]
+        ends.append([p.detach() for p in params] + states)
+        assert torch.equal(params[6], torch.ones(33, dtype=dtype))
+    for other in ends[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(ends[0], other, strict=True))
 
 
 def test_flags_of_many_gradients_are_found_at_once(monkeypatch):
