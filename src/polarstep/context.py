@@ -12,7 +12,8 @@ state tensors, which no later step could change if they were made inside ``torch
 
 :func:`constant` and :func:`not_compiled` are for functions that torch.compile must not trace. torch's
 own decorators import ``torch._dynamo``, which takes as long as importing torch. :func:`user_stacklevel`
-points a warning to the line of the user's own code.
+points a warning to the line of the user's own code. :func:`noting` is for what other ranks must not wait
+for.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ __all__ = [
     "constant",
     "inference_mode_off",
     "not_compiled",
+    "noting",
     "numeric_context",
     "on_device",
     "user_stacklevel",
@@ -66,6 +68,20 @@ def on_device(device: torch.device | None) -> AbstractContextManager[object]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return nullcontext()  # a fake tensor, on a machine that need not have a GPU
     return torch.cuda.device(device)
+
+
+@contextmanager
+def noting(errors: list[Exception] | None) -> Iterator[None]:
+    """Put an error that is raised inside into ``errors``; ``None``: raise it.
+
+    Where other ranks wait for this one, it goes on, and all ranks raise the error when the step ends.
+    """
+    try:
+        yield
+    except Exception as error:
+        if errors is None:
+            raise
+        errors.append(error)
 
 
 @contextmanager

@@ -21,9 +21,9 @@ from polarstep.groups import (
 )
 from polarstep.matrix import MatrixView
 from polarstep.numerics import largest_entry
-from polarstep.ranks.layout import is_sharded, local, placed_like
+from polarstep.ranks.layout import is_sharded, local, placed_like, wrapped
 
-__all__ = ["Work", "check_gradients", "collect", "largest", "largest_of_each"]
+__all__ = ["Work", "check_gradients", "check_scale", "collect", "largest", "largest_of_each"]
 
 INFINITY = float("inf")
 
@@ -76,22 +76,25 @@ def _check(name: str, p: Tensor, grad: Tensor) -> None:
         )
 
 
-def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
+def collect(group: Group, elsewhere: Container[int] = (), *, failed: bool = False) -> Work:
     """The parameters of a group that have a gradient, checked.
 
     A parameter without a gradient is left alone altogether, weight decay included. ``elsewhere`` has the
     ids of parameters that have a gradient on another rank; if such a gradient is missing here, it counts
-    as zero.
+    as zero. ``failed``: this rank could not collect them. Then all of them count as zero, so that it can
+    send what other ranks wait for, and ``nonfinite="skip"`` skips their parameters.
     """
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
     for name, p in named_params(group):
-        if (given := p.grad) is not None:
-            grad = given
-        elif id(p) in elsewhere:
-            grad = torch.zeros_like(p)
-        else:
+        if (given := p.grad) is None and id(p) not in elsewhere:
             continue
         shape = p.shape
+        if failed:
+            grad = _zeros_without_memory(p)
+        elif given is None:
+            grad = torch.zeros_like(p)
+        else:
+            grad = given
         if grad.shape != shape or grad.layout != torch.strided:
             _check(name, p, grad)
         names.append(name)
@@ -100,12 +103,31 @@ def collect(group: Group, elsewhere: Container[int] = ()) -> Work:
         shapes.append(shape)
     finite = None
     if group["nonfinite"] == "skip" and grads:
-        finite = _are_finite([local(grad) for grad in grads])
+        parts = [local(grad) for grad in grads]
+        finite = (
+            [X.new_zeros((), dtype=torch.bool) for X in parts] if failed else _are_finite(parts)
+        )
     views = []
     if group["algorithm"] == "muon":
         views = views_of(group, names, shapes)
-        _check_scale(group, params, views)
+        if not failed:
+            _check_scale(group, params, views)
     return Work(group, names, params, grads, finite, views)
+
+
+def _zeros_without_memory(p: Tensor) -> Tensor:
+    """A gradient of zeros, placed as ``p``, that takes the memory of one number."""
+    part = local(p)
+    zeros = part.new_zeros(()).expand(part.shape)
+    return wrapped(zeros, p, p.placements, p.shape) if is_sharded(p) else zeros
+
+
+def check_scale(group: Group) -> None:
+    """Raise if a user's ``shape_scale`` function fails for a parameter that has a gradient."""
+    if group["algorithm"] == "muon" and callable(group["shape_scale"]):
+        named = [(name, p) for name, p in named_params(group) if p.grad is not None]
+        names, params = [name for name, _ in named], [p for _, p in named]
+        _check_scale(group, params, views_of(group, names, [p.shape for p in params]))
 
 
 def _check_scale(group: Group, params: list[Tensor], views: list[MatrixView]) -> None:

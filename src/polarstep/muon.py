@@ -36,7 +36,7 @@ from polarstep.bucket import (
     in_parts,
     members_by_key,
 )
-from polarstep.context import on_device
+from polarstep.context import noting, on_device
 from polarstep.engines.fused import FUSED, FusedBucket
 from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
@@ -66,9 +66,11 @@ def step(
     with other ranks. An error in the step of a bucket is raised, or added to ``shares.errors``.
     """
     if any(work.captured or work.group["step"] % stale_momentum.EVERY == 0 for work in works):
-        stale_momentum.reset(works, state)
+        errors = None if shares is None else shares.errors
+        with noting(errors):
+            stale_momentum.reset(works, state)
         if shares is not None:
-            stale_momentum.reset_parts(shares.works, shares.layout_of, shares.state)
+            stale_momentum.reset_parts(shares.works, shares.layout_of, shares.state, shares.errors)
     engine = TorchEngine()
     here = _steps_here(works, state, draws, replayed, hooks, engine)
     if shares is None:

@@ -20,13 +20,14 @@ same step, and have the same peaks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from polarstep.bucket import Member
+from polarstep.context import noting
 from polarstep.gradients import Work, largest, largest_of_each
 from polarstep.matrix import MatrixView
 from polarstep.ranks import collectives
@@ -146,10 +147,16 @@ def _is_part(X: Tensor, of: Tensor) -> bool:
 
 
 def reset_parts(
-    works: list[Work], layout_of: Callable[[Tensor], Layout | None], state: State
+    works: list[Work],
+    layout_of: Callable[[Tensor], Layout | None],
+    state: State,
+    errors: list[Exception],
 ) -> None:
-    """Apply the rule to matrices in parts, whose layouts ``layout_of`` has; all ranks call together."""
-    alike: dict[Any, list[_Looked]] = {}
+    """Apply the rule to matrices in parts, whose layouts ``layout_of`` has; all ranks call together.
+
+    An error goes to ``errors``. This rank's parts then count as infinite, which changes no matrix.
+    """
+    alike: dict[Any, list[_InParts]] = {}
     for work in works:
         if fading(work) is None:
             continue
@@ -157,36 +164,54 @@ def reset_parts(
             layout = layout_of(p)
             assert layout is not None
             if "momentum_buffer" in state[p] and layout.pieces(work.views[i]) is not None:
-                here = _parts_of_C(work, i, layout, state)
-                key = (layout.ranks, here[0].dtype, here[0].device)
-                alike.setdefault(key, []).append(_Looked(work, i, layout, here))
-    for (ranks, _, _), together in alike.items():
-        packed = collectives.largest_of_ranks(
-            largest([part for each in together for part in each.parts]), ranks
-        )
-        most_of_each = torch.split(packed, [len(each.parts) for each in together])
-        by_fade: dict[tuple[float, torch.dtype], list[tuple[_Looked, Tensor, Tensor]]] = {}
-        for each, most in zip(together, most_of_each, strict=True):
-            fade, of_parameter = fading(each.work), state[each.work.params[each.at]]
-            assert fade is not None
-            if "peak" in of_parameter:  # another plan may have left the peaks in parts
-                of_parameter["peak"] = whole(of_parameter["peak"])
-            peak = _peak_of(of_parameter, len(most), most)
-            by_fade.setdefault((fade, peak.dtype), []).append((each, most, peak))
-        for (fade, _), those in by_fade.items():
-            peaks = [peak for _, _, peak in those]
-            all_flags = _faded(peaks, torch.cat([most for _, most, _ in those]), fade)
-            for (each, _, _), flags in zip(those, all_flags, strict=True):
-                _mask(each.work, each.at, each.layout, state, flags)
+                kept = state[p]["momentum_buffer"].dtype
+                dtype = torch.float32 if kept == torch.int8 else kept
+                alike.setdefault((layout.ranks, dtype, p.device), []).append(
+                    _InParts(work, i, layout)
+                )
+    for (ranks, dtype, device), together in alike.items():
+        count = sum(each.matrices for each in together)
+        most = torch.full((count,), torch.inf, dtype=dtype, device=device)
+        with noting(errors):
+            most = largest([part for each in together for part in _parts_of_C(each, state)])
+        most = collectives.largest_of_ranks(most, ranks)
+        for each in together:  # another plan may have left the peaks in parts
+            if "peak" in state[each.p]:
+                state[each.p]["peak"] = whole(state[each.p]["peak"])
+        with noting(errors):
+            _reset_stale(together, torch.split(most, [each.matrices for each in together]), state)
 
 
-class _Looked(NamedTuple):
-    """A parameter, and this rank's part of each of its matrices of C; empty where it has none."""
+class _InParts(NamedTuple):
+    """A parameter of whose matrices ranks have parts."""
 
     work: Work
     at: int  # its index in the work
     layout: Layout
-    parts: list[Tensor]
+
+    @property
+    def p(self) -> Tensor:
+        """The parameter."""
+        return self.work.params[self.at]
+
+    @property
+    def matrices(self) -> int:
+        """The number of its matrices."""
+        return sum(count for count, _, _ in self.work.views[self.at].shapes)
+
+
+def _reset_stale(together: list[_InParts], most_of_each: Sequence[Tensor], state: State) -> None:
+    """Apply the rule to this rank's parts, given the largest entries of the whole matrices."""
+    by_fade: dict[tuple[float, torch.dtype], list[tuple[_InParts, Tensor, Tensor]]] = {}
+    for each, most in zip(together, most_of_each, strict=True):
+        fade, peak = fading(each.work), _peak_of(state[each.p], each.matrices, most)
+        assert fade is not None
+        by_fade.setdefault((fade, peak.dtype), []).append((each, most, peak))
+    for (fade, _), those in by_fade.items():
+        peaks = [peak for _, _, peak in those]
+        all_flags = _faded(peaks, torch.cat([most for _, most, _ in those]), fade)
+        for (each, _, _), flags in zip(those, all_flags, strict=True):
+            _mask(each, state, flags)
 
 
 def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
@@ -199,35 +224,33 @@ def _blocks(work: Work, index: int) -> list[tuple[Member, int]]:
     ]
 
 
-def _parts_here(
-    work: Work, index: int, layout: Layout, C: Tensor
-) -> tuple[Tensor, list[Part | None]]:
+def _parts_here(its: _InParts, C: Tensor) -> tuple[Tensor, list[Part | None]]:
     """This rank's part of C, as (batch, rows, columns), and where each matrix lies in it."""
-    pieces = layout.pieces(work.views[index])
+    pieces = its.layout.pieces(its.work.views[its.at])
     assert pieces is not None
-    mine = pieces[layout.me]
-    parts = [part_of(mine, member, k) for member, k in _blocks(work, index)]
+    mine = pieces[its.layout.me]
+    parts = [part_of(mine, member, k) for member, k in _blocks(its.work, its.at)]
     return C.reshape(mine.shape), parts
 
 
-def _momentum_here(work: Work, index: int, state: State) -> Tensor:
-    p = work.params[index]
+def _momentum_here(p: Tensor, state: State) -> Tensor:
     return local(momentum_of(p, state[p], state[p]["momentum_buffer"].dtype))
 
 
-def _parts_of_C(work: Work, index: int, layout: Layout, state: State) -> list[Tensor]:
-    C, parts = _parts_here(work, index, layout, _momentum_here(work, index, state))
+def _parts_of_C(its: _InParts, state: State) -> list[Tensor]:
+    """This rank's part of each matrix of C; empty where it has none."""
+    C, parts = _parts_here(its, _momentum_here(its.p, state))
     return [C.new_empty(0) if part is None else C[part.batch, slice(*part.rows)] for part in parts]
 
 
-def _mask(work: Work, index: int, layout: Layout, state: State, flags: Tensor) -> None:
+def _mask(its: _InParts, state: State, flags: Tensor) -> None:
     """C ← 0 for this rank's parts of the stale matrices."""
-    kept = _momentum_here(work, index, state)
-    C, parts = _parts_here(work, index, layout, kept)
+    p = its.p
+    kept = _momentum_here(p, state)
+    C, parts = _parts_here(its, kept)
     for flag, part in zip(flags, parts, strict=True):
         if part is not None:
             C[part.batch, slice(*part.rows)].masked_fill_(flag, 0)
     if C.data_ptr() != kept.data_ptr():  # a copy, as of a filter in channels_last
         kept.copy_(C.view(kept.shape))
-    p = work.params[index]
     keep_momentum(kept, p, state[p], state[p]["momentum_buffer"].dtype)

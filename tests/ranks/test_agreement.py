@@ -20,8 +20,9 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import polarstep as ps
+from polarstep import gradients, stale_momentum
 from polarstep.engines.torch import ParameterUpdate
-from polarstep.ranks import collectives
+from polarstep.ranks import agree, carries, collectives, distribution
 from polarstep.ranks.exchange import OverRanks
 
 pytestmark = needs_gloo
@@ -491,10 +492,15 @@ def test_a_map_that_fails_on_one_rank(plan, four) -> None:
     assert "rank 1: ValueError: this map is broken" in word
 
 
-def broken_map_beside_others(shape: tuple[int, ...], plan: str) -> tuple[list[str], float]:
+def broken_map_beside_others(
+    shape: tuple[int, ...], broken: str, plan: str
+) -> tuple[list[str], float]:
     """How far a matrix ends from one process whose step another map's failure did not stop."""
     params = [matrix("broken", Shard(0), shape=shape), matrix("a", Shard(0))]
-    groups = [{"params": params[:1], "polar": Broken()}, {"params": params[1:], "plan": plan}]
+    groups: list[dict[str, Any]] = [
+        {"params": params[:1], "polar": Broken(), "plan": broken},
+        {"params": params[1:], "plan": plan},
+    ]
     words = words_of(ps.Muon(groups, lr=0.1), params, 1)
     alone = nn.Parameter(given("a", (8, 12)))
     alone.grad = given("gradient 1", (8, 12))
@@ -503,11 +509,13 @@ def broken_map_beside_others(shape: tuple[int, ...], plan: str) -> tuple[list[st
 
 
 @pytest.mark.parametrize(
-    ("shape", "plan"), [((4, 9, 12), "owner"), ((8, 13), "gather")], ids=["experts", "gathered"]
+    ("shape", "broken", "plan"),
+    [((4, 9, 12), "local", "owner"), ((8, 13), "gather", "gather")],
+    ids=["experts", "gathered"],
 )
-def test_the_other_matrices_of_a_step_that_fails_are_updated(shape, plan, four) -> None:
+def test_the_other_matrices_of_a_step_that_fails_are_updated(shape, broken, plan, four) -> None:
     """Rank 1 owes others its parts of them; all ranks raise when the step ends."""
-    for (word,), off in four(broken_map_beside_others, shape, plan):
+    for (word,), off in four(broken_map_beside_others, shape, broken, plan):
         assert "rank 1: ValueError: this map is broken" in word
         assert off < 1e-12
 
@@ -566,22 +574,37 @@ def test_a_hook_that_fails_on_one_rank_stops_all_when_the_step_ends(four) -> Non
         assert all("rank 0: OSError: the disk is full" in word for word in words)
 
 
-# Where a rank may run out of memory: it advances and packs M, and it writes T to the weights.
-PLACES = {
-    "packing": (ParameterUpdate, "local_momentum"),
-    "receiving": (OverRanks, "_received_back"),
-    "updating": (ParameterUpdate, "take_parts"),
+# Where a rank may run out of memory, or a map's own function may fail: a function, and the options with
+# which a step calls it.
+SKETCHED = ps.LowRank(3, 1, 0, always_sketch=True)
+PLACES: dict[str, tuple[Any, str, dict[str, Any]]] = {
+    "choosing a plan": (distribution, "chosen_plan", {}),
+    "pricing the map": (ps.NewtonSchulz, "flops", {}),
+    "what a map leaves": (carries, "after_zeros", {"polar": WARM}),
+    "its first numbers": (ps.LowRank, "numbers", {"polar": WARM}),
+    "numbers of a step": (ps.LowRank, "numbers", {"polar": SKETCHED}),
+    "finding a NaN": (gradients, "_are_finite", {"nonfinite": "skip"}),
+    "stale momentum": (stale_momentum, "_parts_of_C", {}),
+    "stopping it": (stale_momentum, "_reset_stale", {}),
+    "comparing copies": (agree, "_sums_of", {}),
+    "packing": (ParameterUpdate, "local_momentum", {}),
+    "receiving": (OverRanks, "_received_back", {}),
+    "updating": (ParameterUpdate, "take_parts", {}),
 }
 
 
 def fails_on_one(place: str, plan: str) -> list[str]:
     """What a step raises in which rank 1 fails, and the next step, in which no rank does."""
-    params, optimizer = shared(plan, polar=ps.NewtonSchulz(1))
+    its, name, options = PLACES[place]
+    carries._SHAPES.clear()
+    params, optimizer = shared(plan, **{"polar": ps.NewtonSchulz(1)} | options)
+    if its is stale_momentum:
+        optimizer.param_groups[0]["step"] = stale_momentum.EVERY - 1
+        words_of(optimizer, params, 1)
 
     def failing(*arguments: Any, **options: Any) -> Any:
         raise MemoryError(place)
 
-    its, name = PLACES[place]
     known = getattr(its, name)
     if dist.get_rank() == 1:
         setattr(its, name, failing)
@@ -596,8 +619,9 @@ def fails_on_one(place: str, plan: str) -> list[str]:
 @pytest.mark.parametrize(
     ("place", "plan"),
     [
-        *((place, plan) for place in PLACES for plan in ("owner", "replicated")),
-        ("packing", "gather"),
+        *((place, "replicated") for place in PLACES),
+        *((place, "owner") for place in PLACES if place != "comparing copies"),
+        *((place, "gather") for place in ("packing", "finding a NaN", "stale momentum")),
     ],
 )
 def test_a_rank_that_fails_outside_the_map(ranks, place, plan, ranks_of) -> None:
@@ -605,6 +629,23 @@ def test_a_rank_that_fails_outside_the_map(ranks, place, plan, ranks_of) -> None
     first, second = same_on_all(ranks_of(ranks)(fails_on_one, place, plan))
     assert f"rank 1: MemoryError: {place}" in first
     assert second == "nothing"
+
+
+def scale_that_fails(m: int, n: int) -> float:
+    """A user's function for shape_scale."""
+    if dist.get_rank() == 1:
+        raise OSError("no such table")
+    return 1.0
+
+
+def broken_scale() -> list[str]:
+    params, optimizer = rows(shape_scale=scale_that_fails)
+    return words_of(optimizer, params, 1)
+
+
+def test_a_scale_that_fails_on_one_rank(two) -> None:
+    (word,) = same_on_all(two(broken_scale))
+    assert "rank 1: OSError: no such table" in word
 
 
 # Ranks that wait in vain, and groups

@@ -351,6 +351,32 @@ def test_a_hook_on_one_rank_sees_whole_matrices(plan, four) -> None:
         assert off < 1e-12
 
 
+def copies_of(count: int) -> tuple[int, float]:
+    """How many broadcasts two steps of so many matrices make, and how far they are off."""
+    made, known = [], dist.broadcast
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        made.append(known(*arguments, **options))
+        return made[-1]
+
+    twins = Twins([ROWS] * count, plan="replicated", polar=WARM)
+    dist.broadcast = noted
+    try:
+        twins.step()
+        twins.step()
+    finally:
+        dist.broadcast = known
+    return len(made), twins.off()
+
+
+@pytest.mark.parametrize(("count", "broadcasts"), [(1, 2), (2, 0), (5, 0)])
+def test_copies_of_which_few_ranks_compute_some(count, broadcasts, four) -> None:
+    """Each rank sends its own where an all-gather would send more than twice as much."""
+    for made, off in four(copies_of, count):
+        assert made == broadcasts
+        assert off < 1e-12
+
+
 # Precision and memory
 
 

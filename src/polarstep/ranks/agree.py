@@ -104,7 +104,10 @@ class Agreement:
             self.hooked |= set(ids) if head.hooked else set()
         failure.tell_back(self._back)
         failure.raise_for_all()
-        self._copies.look(common, {id(p): layout for p, layout in spread}, groups)
+
+    def compare_copies(self, groups: list[Group], layouts: Mapping[int, Layout]) -> None:
+        """Begin to compare copies of a parameter; the end of the next step warns if they differ."""
+        self._copies.look(self._common, layouts, groups)
 
     def after_step(self, groups: list[Group], error: Exception | None) -> None:
         """End a step: if some rank has an ``error`` of its share of it, raise on all ranks.

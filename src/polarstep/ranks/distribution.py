@@ -15,11 +15,11 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from polarstep.bucket import Draws, members_by_key
+from polarstep.bucket import Draws, members_by_key, members_of
 from polarstep.checked_values import check_integer
 from polarstep.gradients import Work
-from polarstep.groups import Group, view_of
-from polarstep.ranks import collectives
+from polarstep.groups import Group, named_params, view_of, views_of
+from polarstep.ranks import carries, collectives
 from polarstep.ranks.exchange import OverRanks, Shares
 from polarstep.ranks.layout import Layout, is_sharded
 from polarstep.ranks.local_shard import LocalState
@@ -33,6 +33,7 @@ from polarstep.ranks.plans import (
     Plan,
     check_plan,
     chosen_plan,
+    wire_dtype,
 )
 from polarstep.state import State, check_blocks
 
@@ -95,6 +96,7 @@ class Distribution:
         # layouts and maps at every step would take longer than a step of a small model.
         self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
         self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
+        self._prepared: dict[int, Choice] = {}
         self._known = _Sorted([], [], [])
         self._local: LocalState | None = None
         self._exchanges: tuple[Any, list[OverRanks]] = ((), [])
@@ -127,6 +129,7 @@ class Distribution:
         kept = set(map(id, params))  # forget parameters that were taken out of their groups
         self._layouts = {key: found for key, found in self._layouts.items() if key in kept}
         self._recent = {key: found for key, found in self._recent.items() if key in kept}
+        self._prepared = {key: found for key, found in self._prepared.items() if key in kept}
         for group in groups:
             for p in group["params"]:
                 layout = self.layout_of(p)
@@ -144,12 +147,12 @@ class Distribution:
             self._local = LocalState(state)
         return self._local
 
-    def choice(self, group: Group, p: Tensor) -> Choice | None:
+    def choice(self, group: Group, p: Tensor, name: str = "the parameter") -> Choice | None:
         """The plan of a parameter in a Muon group; ``None`` if this process alone has it."""
         layout = self.layout_of(p)
         if layout is None:
             return None
-        view, asked = view_of(group, p), group.get("plan") or self.plan
+        view, asked = view_of(group, p, name), group.get("plan") or self.plan
         polar, transform = group["polar"], group["transform"]
         now = (p, layout, view, polar, transform, p.dtype, p.device, asked)
         known = self._recent.get(id(p))
@@ -162,6 +165,23 @@ class Distribution:
             self._choices[key] = chosen_plan(p, layout, view, polar, asked, transform)
         self._recent[id(p)] = now, self._choices[key]
         return self._choices[key]
+
+    def prepare(self, group: Group, state: State) -> None:
+        """Choose the plans of a Muon group's parameters that have a gradient here.
+
+        Ranks call this before they agree on a step, and raise together if one of them fails in it.
+        :meth:`shares`, after that, calls no function of a map that was not called here first.
+        """
+        for name, p in named_params(group):
+            choice = None if p.grad is None else self.choice(group, p, name)
+            if choice is None:
+                self._prepared.pop(id(p), None)
+            elif self._prepared.get(id(p)) is not choice:
+                if choice.plan in BY_OWNERS:
+                    work = Work(group, [name], [p], [], None, views_of(group, [name], [p.shape]))
+                    for key, _ in members_of(work, 0, state):
+                        carries.shapes_of(key, wire_dtype(key.polar, key.dtype, key.device))
+                self._prepared[id(p)] = choice
 
     def shares(
         self, works: list[Work], state: State, draws: Draws, *, hooked: Container[int]
@@ -197,7 +217,7 @@ class Distribution:
         )
 
     def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> Plan:
-        choice = self.choice(group, p)
+        choice = self._prepared.get(id(p)) or self.choice(group, p)
         plan: Plan = "local" if choice is None else choice.plan
         if id(p) not in hooked or plan == "local":
             return plan

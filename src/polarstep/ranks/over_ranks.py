@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from polarstep.bucket import Draws, Observed, PolarHook
+from polarstep.context import noting
 from polarstep.engines.replay import ReplayedStep
-from polarstep.gradients import Work, check_gradients, collect
+from polarstep.gradients import Work, check_gradients, check_scale, collect
 from polarstep.groups import Group, named_params
 from polarstep.muon import step
 from polarstep.options import CheckedOptions
@@ -33,7 +34,7 @@ class StepOverRanks:
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
         self._agreement = Agreement(distribution.plan, distribution.bytes_in_flight)
-        self._failure: Exception | None = None
+        self._errors: list[Exception] = []  # of this rank, since the ranks have agreed on the step
         self._checked = CheckedOptions()
         self._checked_for: Sequence[tuple[Tensor, Layout]] = ()
 
@@ -53,7 +54,7 @@ class StepOverRanks:
         this rank in the step so far. ``hooked``: whether hooks of this rank look at the step;
         ``everywhere``: how many of them all ranks must have.
         """
-        self._failure = None
+        self._errors = []
         try:
             if spread is not self._checked_for:
                 for p, layout in spread:
@@ -62,16 +63,21 @@ class StepOverRanks:
             for number, group in enumerate(groups):
                 self._checked.check(number, group)
                 check_gradients(group)
+                check_scale(group)
                 if group["algorithm"] in ELEMENTWISE:
                     given = [(name, p) for name, p in named_params(group) if p.grad is not None]
                     prepare_elementwise(_prepared(group, given), state)
+                else:
+                    self._distribution.prepare(group, state)
         except Exception as found:  # raised on all ranks together
             error = error or found
         self._agreement.before_step(
             groups, state, spread, error=error, hooked=hooked, everywhere=everywhere
         )
-        works = [collect(group, self._agreement.with_gradient) for group in groups]
         layouts = {id(p): layout for p, layout in spread}
+        with noting(self._errors):
+            self._agreement.compare_copies(groups, layouts)
+        works = [self._collected(group) for group in groups]
         all_finite(
             (flag, layouts[id(p)])
             for work in works
@@ -79,6 +85,13 @@ class StepOverRanks:
             if id(p) in layouts
         )
         return works
+
+    def _collected(self, group: Group) -> Work:
+        """What ``group`` has to update; if this rank fails in it, zeros, and the error is told later."""
+        elsewhere = self._agreement.with_gradient
+        with noting(self._errors):
+            return collect(group, elsewhere)
+        return collect(group, elsewhere, failed=True)
 
     def has_gradient(self, p: Tensor) -> bool:
         """Whether this rank, or another at the last step, has a gradient of ``p``."""
@@ -117,25 +130,21 @@ class StepOverRanks:
         errors = shares.errors
         hooks = tuple(_noting_errors(hook, errors) for hook in hooks)
         step(works, here, draws, replayed, hooks, shares)
-        try:
+        with noting(errors):
             if isinstance(here, LocalState):
                 here.settle()
-        except Exception as error:
-            errors.append(error)
-        self._failure = errors[0] if errors else None
+        self._errors += errors
 
     def update_elementwise(self, work: Work, state: State) -> None:
         """Update this rank's parts of the parameters of another rule; an error is told as above."""
         late = [pair for pair in zip(work.names, work.params, strict=True) if pair[1].grad is None]
-        try:
+        with noting(self._errors):
             prepare_elementwise(_prepared(work.group, late), state)
             step_elementwise(work, state)
-        except Exception as error:
-            self._failure = self._failure or error
 
     def end_step(self, groups: list[Group]) -> None:
         """Raise on all ranks if one of them has failed in its share of the step."""
-        self._agreement.after_step(groups, self._failure)
+        self._agreement.after_step(groups, self._errors[0] if self._errors else None)
 
 
 def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
@@ -146,10 +155,8 @@ def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
 def _noting_errors(hook: PolarHook, errors: list[Exception]) -> PolarHook:
     """``hook``, with its errors in ``errors``."""
 
-    def noting(bucket: Observed) -> None:
-        try:
+    def safe(bucket: Observed) -> None:
+        with noting(errors):
             hook(bucket)
-        except Exception as error:
-            errors.append(error)
 
-    return noting
+    return safe
