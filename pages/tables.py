@@ -130,7 +130,16 @@ TABLES = {
             "to AdamW": "two-lines.{}.default.gap-adamw",
             "tokens to AdamW's end": "two-lines.{}.default.tokens-to-adamw",
         },
-        {"GPT-2": "gpt2", "GPT": "gpt", "LSTM": "lstm", "ViT": "vit"},
+        {
+            "GPT-2": "gpt2",
+            "GPT": "gpt",
+            "LSTM": "lstm",
+            "mixture of experts": "moe",
+            "ViT": "vit",
+            "CNN": "cnn",
+            "fine-tuning": "fine-tuning",
+            "LoRA": "lora",
+        },
     ),
     "memory": Table(
         "optimizer",

@@ -240,7 +240,8 @@ def _slope(means: Mapping[int, float]) -> Change:
 
 DEFAULT = {"lr": 0.02, "weight_decay": 0.05}
 """The options of ``muon_for`` that the runs of ``ours`` name; ``default`` names none."""
-FAMILIES = {"gpt": "h200", "gpt2": "h200", "lstm": "cpu", "vit": "cpu", "fine-tuning": "cpu"}
+SMALL = ("lstm", "moe", "vit", "cnn", "fine-tuning", "lora")
+FAMILIES = {"gpt": "h200", "gpt2": "h200"} | dict.fromkeys(SMALL, "cpu")
 
 
 @cache
@@ -252,7 +253,7 @@ def family(name: str) -> dict[str, dict[int, dict[str, Any]]]:
     """
     runs = [row for row in rows("two-lines", FAMILIES[name]) if row["family"] == name]
     found: dict[str, dict[int, dict[str, Any]]] = {}
-    for method in dict.fromkeys(row["method"] for row in runs):
+    for method in sorted({row["method"] for row in runs}, reverse=True):  # ours, then default
         its = [row for row in runs if row["method"] == method]
         tried = [row for row in its if row["seed"] == CHOICE and "validation" in row]
         if method in ("default", "ours"):
