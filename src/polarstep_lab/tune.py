@@ -32,7 +32,7 @@ from polarstep_lab.methods import find_method
 from polarstep_lab.recipes import Range, find_recipe, search_space
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.mark import STOP
-from polarstep_lab.records.record import Result, RunIdentity
+from polarstep_lab.records.record import Result, RunSpec
 from polarstep_lab.storage import StorageError, read_json, refuse_unwritable, to_json, write_json
 
 __all__ = [
@@ -281,7 +281,7 @@ class _Study:
             directory = self._search.trial(number)
             if state_of(directory) == "empty":
                 return
-            trial = self.ask(RunIdentity.load(directory).overrides)
+            trial = self.ask(RunSpec.load(directory).overrides)
             trial.read()
             result = Result.load(directory)
             if trial.pruned or (result is not None and result.status != "failed"):
@@ -314,8 +314,8 @@ class _Study:
         settings = {**search.overrides, **chosen, "runtime.keep_checkpoint": False}
         job = plan_run(search.recipe, search.method, search.seed, settings, search.trial(number))
         label = f"{find_method(search.method).name}, trial {number}"
-        identity = replace(job.identity, study={"name": "tune", "variant": search.method})
-        return _Trial(number, asked, replace(job, label=label, identity=identity))
+        spec = replace(job.spec, study={"name": "tune", "variant": search.method})
+        return _Trial(number, asked, replace(job, label=label, spec=spec))
 
     def tell(self, trial: _Trial) -> None:
         """Take down how a trial ended."""

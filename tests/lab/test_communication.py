@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 from polarstep_lab.cli import app
 from polarstep_lab.flops import CIFAR10, EIGHT_B, NANOGPT, communication
 from polarstep_lab.flops.communication import MESHES, RankCost, costs, maps_of, mesh_of, shares
-from polarstep_lab.flops.communication_figure import RANKS, communication_figure
 from polarstep_lab.flops.workload import Workload
+from polarstep_lab.report.communication_figure import RANKS, communication_figure
 
 FULL, LOW_RANK = maps_of(EIGHT_B).values()
 NUMBERS = 32 * (2 * 4096**2 + 2 * 1024 * 4096 + 3 * 14336 * 4096)

@@ -60,10 +60,10 @@ def test_a_student_runs_an_experiment_of_their_own(tmp_path, monkeypatch, worker
     assert "Report: runs/mine/report/index.html" in result.output
     runs = [RunRecord.load(path) for path in find_runs(["runs/mine"])]
     assert len(runs) == 2 * 2 + 3 * 2
-    final = [run for run in runs if run.identity.study["rate"] != "chooses"]
-    assert {run.identity.study["variant"] for run in final} == {"full space", "rank 4", "my idea"}
+    final = [run for run in runs if run.spec.study["rate"] != "chooses"]
+    assert {run.spec.study["variant"] for run in final} == {"full space", "rank 4", "my idea"}
     for run in final:
-        study = run.identity.study
+        study = run.spec.study
         assert (study["name"], study["against"], study["program"]) == ("mine", "full space", MINE)
         chosen = "given" if study["variant"] == "my idea" else "best of 0.01, 0.03 on seed 3"
         assert study["rate"] == chosen

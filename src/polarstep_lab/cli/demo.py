@@ -63,7 +63,7 @@ def demo(
 
 
 def _perplexities(jobs: list[Job], name: str) -> list[Result]:
-    found = [Result.load(job.directory) for job in jobs if job.identity.study["variant"] == name]
+    found = [Result.load(job.directory) for job in jobs if job.spec.study["variant"] == name]
     return [result for result in found if result is not None and result.status == "finished"]
 
 

@@ -83,7 +83,7 @@ def flops(
             f"{figure.name}: expected NAME.png or NAME.svg", param_hint="--figure"
         )
     if figure is not None:
-        from polarstep_lab.flops.communication_figure import write_figure
+        from polarstep_lab.report.communication_figure import write_figure
 
         with clear_errors(""):
             refuse_unwritable(figure, "--figure")

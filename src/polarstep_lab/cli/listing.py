@@ -85,19 +85,19 @@ def _list_runs(folder: Path, console: Console) -> None:
     for directory in found:
         try:
             run = RunRecord.load(directory)
-            method = find_method(run.identity.method).slug
+            method = find_method(run.spec.method).slug
         except UNREADABLE as error:
             reason = str(error)
             damaged.append(reason if str(directory) in reason else f"{directory}: {reason}")
             continue
-        identity = run.identity
-        if identity.recipe != recipe:
-            recipe = identity.recipe
+        spec = run.spec
+        if spec.recipe != recipe:
+            recipe = spec.recipe
             table.add_row(recipe, style="bold")
         table.add_row(
             str(directory.relative_to(folder)),
             method,
-            str(identity.seed),
+            str(spec.seed),
             run.status,
             str(run.metrics[-1].step if run.metrics else 0),
             f"{run.result.value:.4f}" if run.result else "",

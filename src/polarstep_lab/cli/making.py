@@ -41,11 +41,11 @@ def check_peers(jobs: Sequence[Job]) -> None:
 
 @contextmanager
 def workers_for(
-    where: Where, count: int | None, device: str, tell: Callable[[str], object]
+    where: Where, count: int | None, device: str, notify: Callable[[str], object]
 ) -> Iterator[Workers]:
     """The workers of ``--on``, ``count`` at a time: by default one at home, or all of a cluster."""
     if where == "home":
-        team: Workers = LocalWorkers(count or 1, tell)
+        team: Workers = LocalWorkers(count or 1, notify)
     else:
         from polarstep_lab.jobs.ray import RayWorkers
 
@@ -79,11 +79,11 @@ def run_one_by_one(
             result = train(
                 job.config,
                 job.directory,
-                identity=job.identity,
+                spec=job.spec,
                 resume=resume,
                 force=force,
                 observers=observers,
-                tell=bars.say,
+                notify=bars.say,
                 ranks=ranks,
             )
             results.append(result)
@@ -157,7 +157,7 @@ def _summary(jobs: Sequence[Job], rates: Mapping[str, tuple[float, str]]) -> Tab
     rows: dict[str, list[Result]] = {}
     for job in jobs:
         result = Result.load(job.directory)
-        rows.setdefault(job.identity.study["variant"], []).extend([result] if result else [])
+        rows.setdefault(job.spec.study["variant"], []).extend([result] if result else [])
     title = "test accuracy" if jobs[0].config.benchmark == "cifar10" else "test perplexity"
     table = Table("", title, "seeds", "GFLOPs/step", "optimizer ms/step", "step ms")
     table.columns[0].overflow = "fold"

@@ -79,7 +79,7 @@ def run(
                 typer.echo(json.dumps(planned.config.to_dict(), indent=2))
             return
         if resume and not force:
-            ranks.from_first(lambda: _check_resumable(planned.directory))
+            ranks.on_rank_zero(lambda: _check_resumable(planned.directory))
         try:
             result = run_one_by_one([planned], resume, force, tensorboard, ranks)[0]
         except Interrupted as stopped:

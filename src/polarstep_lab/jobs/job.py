@@ -19,7 +19,7 @@ from polarstep_lab.methods import Method
 from polarstep_lab.recipes import read_recipe_file, resolve
 from polarstep_lab.records.directory import state_of
 from polarstep_lab.records.mark import CONFIG
-from polarstep_lab.records.record import Ablation, Result, RunIdentity
+from polarstep_lab.records.record import Ablation, Result, RunSpec
 from polarstep_lab.storage import StorageError, refuse_unwritable
 from polarstep_lab.study import Study, Variant
 
@@ -28,13 +28,13 @@ __all__ = ["Job", "chosen_rate", "jobs_of", "plan_run", "rate_jobs", "unfinished
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be made: its config, its identity for the record, and where it goes.
+    """A run to be made: its config, its spec for the record, and where it goes.
 
     A process that makes it loads ``program`` first, the file of the study, for the maps it defines.
     """
 
     config: RunConfig
-    identity: RunIdentity
+    spec: RunSpec
     directory: Path
     label: str
     program: Path | None = None
@@ -60,7 +60,7 @@ def plan_run(
     folder = config.rule.folder
     name = folder if axis is None else f"{folder}-{axis[0]}-{axis[1]}"
     directory = out or Path("runs") / config.recipe / name / f"seed-{seed}"
-    identity = RunIdentity(
+    spec = RunSpec(
         recipe=config.recipe,
         benchmark=config.benchmark,
         method=config.method,
@@ -73,7 +73,7 @@ def plan_run(
     setting = "" if axis is None else f", {axis[0]}={axis[1]}"
     polar = config.optimizer.polar
     name = config.rule.named(polar.sketch, polar.auto)
-    return Job(config, identity, directory, f"{name}{setting}, seed {seed}")
+    return Job(config, spec, directory, f"{name}{setting}, seed {seed}")
 
 
 def _command(
@@ -173,13 +173,13 @@ def _job(
         "rate": rate,
         "program": program.read_text(encoding="utf-8") if program is not None else None,
     }
-    command = planned.identity.command
+    command = planned.spec.command
     if program is not None:
         command = shlex.join(["polarstep", "study", program.name])
     tried = "".join(f", {key.split('.')[-1]}={value:g}" for key, value in own.items())
     return replace(
         planned,
-        identity=replace(planned.identity, study=place, command=command),
+        spec=replace(planned.spec, study=place, command=command),
         label=f"{variant.name}{tried}, seed {seed}",
         program=program,
     )
@@ -199,8 +199,8 @@ def unfinished(jobs: Sequence[Job], force: bool = False) -> list[Job]:
     for job in jobs:
         state = state_of(job.directory)
         if state != "empty":
-            found = RunIdentity.load(job.directory)
-            if found.config != job.identity.config:
+            found = RunSpec.load(job.directory)
+            if found.config != job.spec.config:
                 raise StorageError(
                     f"{job.directory} holds a run with other settings (`{found.command}`): give "
                     "another --out, or --force to replace the runs there"

@@ -91,10 +91,10 @@ def make(job: Job, force: bool) -> Outcome:
         train(
             job.config,
             job.directory,
-            identity=job.identity,
+            spec=job.spec,
             resume=True,
             force=force,
-            tell=notices.append,
+            notify=notices.append,
         )
     except Interrupted:
         pass  # the run goes on when the same command is run again
@@ -141,9 +141,9 @@ def run_jobs(
 class LocalWorkers:
     """Spawned processes on this machine, with one thread each where there are several."""
 
-    def __init__(self, count: int, tell: Callable[[str], object] = print) -> None:
-        """``tell`` is called with a message where a worker dies and its runs are made again."""
-        self.count, self._tell = count, tell
+    def __init__(self, count: int, notify: Callable[[str], object] = print) -> None:
+        """``notify`` is called with a message where a worker dies and its runs are made again."""
+        self.count, self._notify = count, notify
         self._pool: ProcessPoolExecutor | None = None
         self._running: dict[Future[Outcome], tuple[Job, bool]] = {}
         self._deaths: dict[str, int] = {}
@@ -178,7 +178,7 @@ class LocalWorkers:
             if deaths == ATTEMPTS:
                 found.append((job, Outcome(error=f"{deaths} workers died of this run")))
                 continue
-            self._tell(f"{job.label}: a worker died; the run is made again")
+            self._notify(f"{job.label}: a worker died; the run is made again")
             self.start(job, force and not (job.directory / LOCK).exists())
         return found
 

@@ -155,10 +155,10 @@ class RayWorkers:
 
 def _put_back(job: Job, force: bool, files: bytes) -> None:
     """Write the files of a run that was made elsewhere into its directory."""
-    with RunLock(job.directory, job.identity.label):
-        check_directory(job.directory, job.identity, resume=True, force=force)
+    with RunLock(job.directory, job.spec.label):
+        check_directory(job.directory, job.spec, resume=True, force=force)
         if force:
-            claim_directory(job.directory, job.identity, force=True, tell=lambda text: None)
+            claim_directory(job.directory, job.spec, force=True, notify=lambda text: None)
         unpack(files, job.directory)
 
 

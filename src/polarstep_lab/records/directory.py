@@ -25,7 +25,7 @@ from polarstep_lab.records.mark import (
     refuse_foreign,
     some_of,
 )
-from polarstep_lab.records.record import Result, RunIdentity
+from polarstep_lab.records.record import Result, RunSpec
 from polarstep_lab.storage import StorageError, write_json
 
 __all__ = [
@@ -82,9 +82,9 @@ def files_of_run(directory: Path) -> list[Path]:
 
 
 def check_directory(
-    directory: Path, identity: RunIdentity, *, resume: bool = False, force: bool = False
+    directory: Path, spec: RunSpec, *, resume: bool = False, force: bool = False
 ) -> None:
-    """Raise where a run with ``identity`` may not write into ``directory``.
+    """Raise where a run with ``spec`` may not write into ``directory``.
 
     With ``force``, a run there may be replaced, damaged or not. Without it, a finished run is in
     the way, and so is an unfinished run that was not asked to be resumed or has other settings.
@@ -95,7 +95,7 @@ def check_directory(
     state = state_of(directory)
     if state == "empty":
         return
-    previous = RunIdentity.load(directory)
+    previous = RunSpec.load(directory)
     if state == "finished":
         raise StorageError(
             f"{directory} holds a finished run ({previous.label}): nothing was overwritten; give "
@@ -106,14 +106,14 @@ def check_directory(
             f"{directory} holds an unfinished run ({previous.label}): add --resume to go on with "
             "it, --force to replace it, or give another --out"
         )
-    if previous.config != identity.config:
+    if previous.config != spec.config:
         raise StorageError(
             f"{directory} holds an unfinished run with other settings: "
             f"{_how_to_resume(previous, directory)}, or give another --out"
         )
 
 
-def _how_to_resume(run: RunIdentity, directory: Path) -> str:
+def _how_to_resume(run: RunSpec, directory: Path) -> str:
     """What to do to go on with the run in ``directory`` as it was begun.
 
     The command in a record does not name the directory, so that it makes the run anew anywhere.
@@ -125,18 +125,18 @@ def _how_to_resume(run: RunIdentity, directory: Path) -> str:
 
 def claim_directory(
     directory: Path,
-    identity: RunIdentity,
+    spec: RunSpec,
     *,
     resume: bool = False,
     force: bool = False,
-    tell: Callable[[str], object] = print,
+    notify: Callable[[str], object] = print,
 ) -> bool:
     """Make ``directory`` ready for a run; returns whether there is a run in it to go on with.
 
-    The caller holds the lock of ``directory``. ``tell`` is called with what ``force`` removes, before
+    The caller holds the lock of ``directory``. ``notify`` is called with what ``force`` removes, before
     anything is removed.
     """
-    check_directory(directory, identity, resume=resume, force=force)
+    check_directory(directory, spec, resume=resume, force=force)
     for pattern in (MARK, *_FILES):
         for part in directory.glob(f".{pattern}.*.part"):
             part.unlink()  # a kill left it; whoever could be writing it would hold the lock
@@ -144,21 +144,21 @@ def claim_directory(
     if not read_object(directory / MARK):
         write_json(directory / MARK, {"format": FORMAT, "version": VERSION})
     if force:
-        _discard(directory, tell)
+        _discard(directory, notify)
     if state_of(directory) == "empty":
-        identity.save(directory)
+        spec.save(directory)
         return False
     (directory / record.RESULT).unlink(missing_ok=True)
     return True
 
 
-def _discard(directory: Path, tell: Callable[[str], object]) -> None:
+def _discard(directory: Path, notify: Callable[[str], object]) -> None:
     """Remove the files of the run in ``directory``, if there is one."""
     files = files_of_run(directory)
     if not files:
         return
     names = ", ".join(path.relative_to(directory).as_posix() for path in files)
-    tell(f"--force removes the run in {directory}: {names}")
+    notify(f"--force removes the run in {directory}: {names}")
     for path in files:
         path.unlink()
     with suppress(OSError):  # no such folder, or other files in it

@@ -156,13 +156,13 @@ def _name(path: Path, folder: Path) -> str:
 
 def _config(files: Mapping[str, Any], run: Path) -> Any:
     """The complete config of ``run``, whose files these are."""
-    identity = files.get(CONFIG)
-    if not isinstance(identity, Mapping) or "config" not in identity:
+    spec = files.get(CONFIG)
+    if not isinstance(spec, Mapping) or "config" not in spec:
         raise StorageError(
             f"{run / CONFIG} is not the config of a run: nothing was written; move that "
             "folder away, or pack another one"
         )
-    return identity["config"]
+    return spec["config"]
 
 
 def _status(files: Mapping[str, Any]) -> str:

@@ -44,8 +44,8 @@ __all__ = [
     "Ablation",
     "MetricRow",
     "Result",
-    "RunIdentity",
     "RunRecord",
+    "RunSpec",
     "find_runs",
     "read_files",
 ]
@@ -76,7 +76,7 @@ class Ablation:
 
 
 @dataclass(frozen=True)
-class RunIdentity:
+class RunSpec:
     """``config.json``: what was run, completely enough to run it again."""
 
     recipe: str
@@ -92,13 +92,13 @@ class RunIdentity:
     command: str = ""
 
     @classmethod
-    def load(cls, directory: Path) -> RunIdentity:
+    def load(cls, directory: Path) -> RunSpec:
         """Read ``config.json`` of a run directory."""
         return cls.from_dict(read_json(directory / CONFIG), directory / CONFIG)
 
     @classmethod
-    def from_dict(cls, raw: Any, path: Path) -> RunIdentity:
-        """An identity from the content of the ``config.json`` at ``path``."""
+    def from_dict(cls, raw: Any, path: Path) -> RunSpec:
+        """A spec from the content of the ``config.json`` at ``path``."""
         _require_object(raw, path)
         try:
             ablation = raw.get("ablation")
@@ -221,7 +221,7 @@ class RunRecord:
     """Everything a run directory, or an archive, says about a run."""
 
     directory: Path
-    identity: RunIdentity
+    spec: RunSpec
     environment: Mapping[str, Any]
     metrics: tuple[MetricRow, ...]
     result: Result | None
@@ -246,7 +246,7 @@ class RunRecord:
         metrics = logs.pop(Path(METRICS).stem, ())
         found = cls(
             directory=directory,
-            identity=RunIdentity.from_dict(files[CONFIG], directory / CONFIG),
+            spec=RunSpec.from_dict(files[CONFIG], directory / CONFIG),
             environment=_environment(files.get(ENVIRONMENT, {}), directory / ENVIRONMENT),
             metrics=_metric_rows(metrics, directory / METRICS),
             result=Result.from_dict(files[RESULT], directory / RESULT) if ended else None,
@@ -315,12 +315,12 @@ def read_files(directory: Path) -> dict[str, Any]:
 
 
 def find_runs(
-    paths: Iterable[Path | str], tell: Callable[[Path, Exception], None] | None = None
+    paths: Iterable[Path | str], notify: Callable[[Path, Exception], None] | None = None
 ) -> list[Path]:
     """All runs at or below the given paths, in directories and in archives, sorted, each once.
 
     A folder with a ``config.json`` of another program is not a run. A path that *is* such a folder is
-    returned all the same, so that reading it says what is wrong. With ``tell``, an archive below the
+    returned all the same, so that reading it says what is wrong. With ``notify``, an archive below the
     paths that cannot be read is handed to it, with the error, in place of raising the error.
     """
     found: set[Path] = set()
@@ -339,9 +339,9 @@ def find_runs(
                 try:
                     found.update(archived_runs(folder / ARCHIVE))
                 except UNREADABLE as error:
-                    if tell is None:
+                    if notify is None:
                         raise
-                    tell(folder / ARCHIVE, error)
+                    notify(folder / ARCHIVE, error)
     return sorted(found)
 
 

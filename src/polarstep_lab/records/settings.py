@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from polarstep_lab.records.record import RunIdentity, RunRecord
+from polarstep_lab.records.record import RunRecord, RunSpec
 
 __all__ = ["NOT_TRAINING", "keeps_setting", "set_beside_axis", "setting_of", "settings_in"]
 
@@ -23,7 +23,7 @@ def setting_of(run: RunRecord) -> str:
 
     The device and how often the run logged are left out; times are kept apart by device elsewhere.
     """
-    return json.dumps(settings_in(run.identity.config), sort_keys=True, default=str)
+    return json.dumps(settings_in(run.spec.config), sort_keys=True, default=str)
 
 
 def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def keeps_setting(overrides: Mapping[str, object]) -> bool:
     )
 
 
-def set_beside_axis(run: RunIdentity) -> str:
+def set_beside_axis(run: RunSpec) -> str:
     """The overrides of an ablation besides its axis, as text; seed and runtime settings are left out."""
     if run.ablation is None:
         return ""

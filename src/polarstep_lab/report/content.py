@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from polarstep_lab.report.beside_paper import paper_blocks
 from polarstep_lab.report.blocks import Block, Commands, Heading, Text
+from polarstep_lab.report.gamma import gamma_blocks
 from polarstep_lab.report.gradient_noise import noise_blocks
-from polarstep_lab.report.inexactness import gamma_blocks
 from polarstep_lab.report.panels import Drawing
+from polarstep_lab.report.paper_comparison import paper_blocks
 from polarstep_lab.report.rows import Section
 from polarstep_lab.report.tables import ablation_blocks, comparison_blocks
 from polarstep_lab.wording import MISSING, listed

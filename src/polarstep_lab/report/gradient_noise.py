@@ -135,7 +135,7 @@ def _figure_caption(row: Row, run: RunRecord) -> str:
     )
     ended = "" if run.status == "finished" else f", {run.status}, with {_points(run)} points"
     caption = (
-        f"{row.label}, seed {run.identity.seed}{ended}: gradients at weights held still, {drawn} at "
+        f"{row.label}, seed {run.spec.seed}{ended}: gradients at weights held still, {drawn} at "
         "each point. Left: Hill's index of ‖ξ‖ over all hidden matrices together, with 95% intervals; "
         "bands: those of single matrices, and what it says of Gaussian noise of the same size. Middle: "
         "the α with which the noise of sums grows, from sums of a quarter as many terms. All norms are "
@@ -214,7 +214,7 @@ def _inverse(found: pd.DataFrame, label: str, look: Look) -> Series:
 
 def _unit_name(run: RunRecord, entries: pd.DataFrame) -> str:
     """What a gradient was taken of: an image, a sequence, or a batch of several."""
-    noun = "image" if run.identity.benchmark == "cifar10" else "sequence"
+    noun = "image" if run.spec.benchmark == "cifar10" else "sequence"
     examples = entries["examples"].iloc[0]
     return noun if examples == 1 else f"batch of {examples}"
 
@@ -222,7 +222,7 @@ def _unit_name(run: RunRecord, entries: pd.DataFrame) -> str:
 def _points(run: RunRecord) -> str:
     """At how many points of a run noise was measured; of how many, where some are still missing."""
     points = len(_steps(run))
-    runtime = run.identity.config.get("runtime") or {}
+    runtime = run.spec.config.get("runtime") or {}
     planned = (runtime.get("noise") or {}).get("points")
     return str(points) if planned in (None, points) else f"{points} of {planned}"
 

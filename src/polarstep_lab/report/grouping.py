@@ -132,7 +132,7 @@ def _own(overrides: Mapping[str, Any], same: Sequence[Mapping[str, Any]]) -> dic
 
 
 def _overrides(row: Row) -> dict[str, Any]:
-    return {key: value for key, value in row.first.identity.overrides.items() if key != "seed"}
+    return {key: value for key, value in row.first.spec.overrides.items() if key != "seed"}
 
 
 def _ablations(members: pd.DataFrame) -> list[AblationSet]:
@@ -158,7 +158,7 @@ def _base_of(ablation: AblationSet, rows: Sequence[Row]) -> Row | None:
     """
     with contextlib.suppress(ConfigError):
         own = find_axis(ablation.axis).own(
-            resolve(ablation.rows[0].first.identity.recipe, ablation.method)
+            resolve(ablation.rows[0].first.spec.recipe, ablation.method)
         )
         for row in ablation.rows:
             if row.value == own:

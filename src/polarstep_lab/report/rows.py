@@ -56,7 +56,7 @@ class Row:
     @property
     def variant(self) -> str:
         """The variant of a study that these runs are of; empty where they are of several or none."""
-        names = {run.identity.study.get("variant", "") for run in self.runs["record"]}
+        names = {run.spec.study.get("variant", "") for run in self.runs["record"]}
         return str(names.pop()) if len(names) == 1 else ""
 
     @property
@@ -97,7 +97,7 @@ class Row:
     @property
     def config(self) -> Mapping[str, Any]:
         """The complete config of the first run."""
-        return self.first.identity.config
+        return self.first.spec.config
 
     @property
     def polar(self) -> Mapping[str, Any]:
@@ -343,9 +343,7 @@ class Section:
     @cached_property
     def against(self) -> Row | None:
         """The finished row that the study compares with, else AdamW's; ``None`` without either."""
-        asked = {
-            run.identity.study.get("against") for row in self.rows for run in row.runs["record"]
-        }
+        asked = {run.spec.study.get("against") for row in self.rows for run in row.runs["record"]}
         names = [*sorted(filter(None, asked)), "AdamW"]
         for name in names:
             for row in self.rows:

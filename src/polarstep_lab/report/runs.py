@@ -13,7 +13,7 @@ import pandas as pd
 
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE, split_path
-from polarstep_lab.records.record import UNREADABLE, RunIdentity, RunRecord, find_runs
+from polarstep_lab.records.record import UNREADABLE, RunRecord, RunSpec, find_runs
 from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
 from polarstep_lab.wording import plural
 
@@ -98,7 +98,7 @@ def collect_runs(paths: Sequence[Path | str]) -> Runs:
             name = "/".join(part for part in _name(directory, root).split("/") if part != ARCHIVE)
             try:
                 record = RunRecord.load(directory)
-                if record.identity.study.get("rate") != "chooses":
+                if record.spec.study.get("rate") != "chooses":
                     lines[directory] = {"run": name, **_line(record)}
             except UNREADABLE as error:
                 leave_out(directory, error)
@@ -116,12 +116,12 @@ def _name(path: Path, root: Path) -> str:
 
 def _line(run: RunRecord) -> dict[str, Any]:
     """The line of a run in the frame, without its name."""
-    identity, ablation, result = run.identity, run.identity.ablation, run.result
+    spec, ablation, result = run.spec, run.spec.ablation, run.result
     began = _began(run)
     of_run = ("benchmark", "recipe", "method", "seed", "command")
     of_result = ("metric", "value", "steps", "optimizer_gflops_per_step", *STEP_TIMES, "message")
     return {
-        **{key: getattr(identity, key) for key in of_run},
+        **{key: getattr(spec, key) for key in of_run},
         **({key: getattr(result, key) for key in of_result} if result else {}),
         "ablation_axis": ablation and ablation.axis,
         "ablation_value": ablation and ablation.value,
@@ -130,8 +130,8 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "device": _device(run),
         "record": run,
         "setting": setting_of(run) + data_of(run.environment),
-        "besides": set_beside_axis(identity),
-        "paper": _published(identity),
+        "besides": set_beside_axis(spec),
+        "paper": _published(spec),
         "began": began,
         # The end is as early as the record's whole seconds allow, so that a run does not overlap with
         # the next one in turn.
@@ -142,7 +142,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
 # --- what was run ---------------------------------------------------------------------------------
 
 
-def _published(run: RunIdentity) -> Published | None:
+def _published(run: RunSpec) -> Published | None:
     """The figure for a run in exactly the setting of Table 2 or of the authors' ablations."""
     if run.recipe != run.benchmark or not keeps_setting(run.overrides):
         return None

@@ -92,7 +92,7 @@ def save_checkpoint(
         torch.save(content, cast(IO[bytes], summed))
         file.write(_LABEL + summed.sum.hexdigest().encode())
 
-    ranks.from_first(
+    ranks.on_rank_zero(
         lambda: write_atomically(path, write, keep=path.with_name(PREVIOUS_CHECKPOINT))
     )
 
@@ -134,20 +134,20 @@ def resume_from(
     optimizer: Optimizer,
     config: dict[str, Any],
     device: torch.device,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     ranks: Ranks | None = None,
 ) -> RunProgress:
     """Put the newest good checkpoint of ``directory`` into ``model`` and ``optimizer``.
 
-    Without a checkpoint both stay as they are and the run begins at step 0. ``tell`` is called
+    Without a checkpoint both stay as they are and the run begins at step 0. ``notify`` is called
     with what a user should know: that there is no checkpoint, or that the newest is damaged.
     All ranks call it; rank 0 reads the files.
     """
     ranks = ranks or Ranks()
     newest, previous = directory / CHECKPOINT, directory / PREVIOUS_CHECKPOINT
-    has_newest, has_previous = ranks.from_first(lambda: (newest.exists(), previous.exists()))
+    has_newest, has_previous = ranks.on_rank_zero(lambda: (newest.exists(), previous.exists()))
     if not has_newest and not has_previous:
-        tell(f"{directory} has no checkpoint yet: the run starts again at step 0")
+        notify(f"{directory} has no checkpoint yet: the run starts again at step 0")
         return RunProgress()
     if not has_newest:  # a kill came between the two renames of a save
         return load_checkpoint(previous, model, optimizer, config, device, ranks)
@@ -163,12 +163,12 @@ def resume_from(
                 f"neither {newest} ({damaged.fault}) nor {previous} ({other.fault}) can be read: "
                 "start the run anew with --force"
             ) from other
-        tell(
+        notify(
             f"{newest} is damaged ({damaged.fault}): the run goes on from the checkpoint before, "
             f"after step {progress.step}"
         )
         # The next save must not keep the damaged one.
-        ranks.from_first(lambda: os.replace(previous, newest))
+        ranks.on_rank_zero(lambda: os.replace(previous, newest))
         return progress
 
 
@@ -183,7 +183,7 @@ def load_checkpoint(
     """Put the state of ``path`` into ``model`` and ``optimizer``; refuse another run's."""
     ranks = ranks or Ranks()
     held_by = device if ranks.count == 1 else torch.device("cpu")
-    content = ranks.from_first(lambda: _read(path, held_by))
+    content = ranks.on_rank_zero(lambda: _read(path, held_by))
     if content["version"] != VERSION:
         raise StorageError(
             f"{path} has version {content['version']}, expected {VERSION}: resume it with the "

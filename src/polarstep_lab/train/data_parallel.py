@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from polarstep_lab.models.global_norm import with_global_norms
 from polarstep_lab.train.ranks import Ranks
 
-__all__ = ["Network", "alone", "shared_out"]
+__all__ = ["Network", "parallelize", "unwrapped"]
 
 
 class Network(Protocol):
@@ -39,7 +39,7 @@ class Network(Protocol):
         """Add the gradients of the sum of all ranks' losses."""
 
 
-class _Alone:
+class _Unwrapped:
     """The model itself, in a single process."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -124,12 +124,12 @@ class _Shards(_Averaged):
         return nullcontext()
 
 
-def alone(model: nn.Module) -> Network:
+def unwrapped(model: nn.Module) -> Network:
     """``model`` in this process alone."""
-    return _Alone(model)
+    return _Unwrapped(model)
 
 
-def shared_out(
+def parallelize(
     model: nn.Module,
     parts: Iterable[nn.Module],
     method: str,
@@ -144,7 +144,7 @@ def shared_out(
     of the model is called. ``unused`` says that some parameters never get a gradient.
     """
     if ranks.parallel is None:
-        return alone(model)
+        return unwrapped(model)
     with_global_norms(model)
     if ranks.parallel == "fsdp":
         return _Shards(model, parts, method, device)

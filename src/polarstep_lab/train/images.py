@@ -20,9 +20,9 @@ from polarstep_lab.data.cifar10 import Cifar10, load_cifar10
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
 from polarstep_lab.train.captured_backward import CapturedBackward
 from polarstep_lab.train.compiled_model import compiled
-from polarstep_lab.train.data_parallel import Network, alone, shared_out
+from polarstep_lab.train.data_parallel import Network, parallelize, unwrapped
 from polarstep_lab.train.ranks import Ranks
-from polarstep_lab.train.tasks import Draws, Validation, autocast
+from polarstep_lab.train.tasks import NoiseBatches, Validation, autocast
 
 __all__ = ["ImageTask"]
 
@@ -84,7 +84,7 @@ class ImageTask:
         model.whiten(normalize(images[: data.whitening_images]))
         if device.type == "cuda":
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        network = shared_out(model, model.groups, "forward", device, ranks)
+        network = parallelize(model, model.groups, "forward", device, ranks)
         return cls(config, device, model, network, train, val, test, cifar, ranks)
 
     @property
@@ -129,7 +129,7 @@ class ImageTask:
         """Set the gradients of the summed loss, for which Airbench's learning rates are made."""
         return self._gradients(*self.ranks.share(*self.train.selection(step)))
 
-    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+    def noise_batches(self, seed: int, step: int, size: int | None = None) -> NoiseBatches:
         """Batches of all training images, shuffled and augmented by ``seed``."""
         runtime = self.config.runtime
         if size is not None:
@@ -141,10 +141,10 @@ class ImageTask:
             self,
             config=replace(self.config, runtime=runtime),
             train=train,
-            network=alone(self.model),
+            network=unwrapped(self.model),
             ranks=Ranks(),
         )
-        return Draws(task.backward, size, 1 / size)
+        return NoiseBatches(task.backward, size, 1 / size)
 
     @cached_property
     def _gradients(self) -> Callable[..., Tensor]:
@@ -184,7 +184,7 @@ class ImageTask:
         )
 
     @torch.no_grad()
-    def final(self, last: Validation) -> float:
+    def test_metric(self, last: Validation) -> float:
         """Accuracy on the test images, from six views of each with ``test_time_augmentation``."""
         self.model.eval()
         logits = self._predict(self.test[0], views=self.config.evaluation.test_time_augmentation)
@@ -193,7 +193,7 @@ class ImageTask:
 
     def _predict(self, images: Tensor, *, views: bool) -> Tensor:
         """Logits of all images on every rank; each rank computes an equal part of them."""
-        logits = partial(self._logits, alone(self.model))
+        logits = partial(self._logits, unwrapped(self.model))
         outputs = []
         for batch in torch.split(self._own(images), self.config.evaluation.batch):
             normal = self.train.normalize(batch)

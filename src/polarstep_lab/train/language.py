@@ -25,9 +25,9 @@ from polarstep_lab.data.transfer import sent_to
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.optimizers.schedule import PlaceInStages, place_in_stages
 from polarstep_lab.train.compiled_model import compiled
-from polarstep_lab.train.data_parallel import Network, alone, shared_out
+from polarstep_lab.train.data_parallel import Network, parallelize, unwrapped
 from polarstep_lab.train.ranks import Ranks
-from polarstep_lab.train.tasks import Draws, Validation, autocast
+from polarstep_lab.train.tasks import NoiseBatches, Validation, autocast
 
 __all__ = ["LanguageTask"]
 
@@ -68,7 +68,7 @@ class LanguageTask:
         model = deepcopy(_initial(config.model, config.seed, config.data.draws, device))
         if config.runtime.parameters == "bfloat16":
             model = model.bfloat16()
-        network = shared_out(
+        network = parallelize(
             model, model.blocks, "loss", device, ranks, unused=config.model.spare_mlps > 0
         )
         return cls(config, device, model, network, train, val, test, ranks)
@@ -149,7 +149,7 @@ class LanguageTask:
             total += loss.detach()
         return total
 
-    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+    def noise_batches(self, seed: int, step: int, size: int | None = None) -> NoiseBatches:
         """Batches of the training windows, in the stage of ``step``, shuffled by ``seed``."""
         runtime, stage = self.config.runtime, self._place(step).stage
         if size is not None:
@@ -163,16 +163,16 @@ class LanguageTask:
             self,
             config=config,
             train=windows,
-            network=alone(self.model),
+            network=unwrapped(self.model),
             ranks=Ranks(),
         )
-        return Draws(task.backward, stage.sequences, 1.0)
+        return NoiseBatches(task.backward, stage.sequences, 1.0)
 
     def validate(self) -> Validation:
         """Mean loss over the first ``evaluation.tokens`` validation tokens, and its exponential."""
         return self._evaluate(self.val)
 
-    def final(self, last: Validation) -> float:
+    def test_metric(self, last: Validation) -> float:
         """The perplexity of the first ``evaluation.tokens`` test tokens."""
         perplexity = self._evaluate(self.test).perplexity
         assert perplexity is not None
@@ -185,7 +185,7 @@ class LanguageTask:
         windows = self.config.evaluation.tokens // held_out.length or 1
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         size, ranks = self.config.evaluation.batch, self.ranks
-        model = alone(self.model)
+        model = unwrapped(self.model)
         for start in range(0, windows, size * ranks.count):
             first = start + size * ranks.rank
             count = min(size, windows - first)

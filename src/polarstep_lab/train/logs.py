@@ -46,13 +46,13 @@ class RunLogs:
         task: Task,
         optimizer: Optimizer,
         ranks: Ranks,
-        tell: Callable[[str], object],
+        notify: Callable[[str], object],
     ) -> RunLogs:
         """Open the logs in ``directory`` and cut off what was written after ``progress``.
 
-        ``tell`` is called with a message for each log that was damaged.
+        ``notify`` is called with a message for each log that was damaged.
         """
-        progress = ranks.from_first(lambda: _mend_logs(directory, progress, tell))
+        progress = ranks.on_rank_zero(lambda: _mend_logs(directory, progress, notify))
         metrics, gamma = directory / record.METRICS, directory / record.GAMMA
         every = config.runtime.monitor_every
         return cls(
@@ -84,7 +84,7 @@ class RunLogs:
 
 
 def _mend_logs(
-    directory: Path, progress: RunProgress, tell: Callable[[str], object]
+    directory: Path, progress: RunProgress, notify: Callable[[str], object]
 ) -> RunProgress:
     """Mend the logs of the run in ``directory``; return ``progress`` with the lengths they have now.
 
@@ -96,7 +96,7 @@ def _mend_logs(
         record.NOISE: progress.noise_bytes,
     }
     for name, length in lengths.items():
-        lengths[name] = _mend(directory / name, length, progress.step, tell)
+        lengths[name] = _mend(directory / name, length, progress.step, notify)
     for path in directory.glob("*.jsonl"):
         if path.name not in lengths:
             read_lines(path)
@@ -108,7 +108,7 @@ def _mend_logs(
     )
 
 
-def _mend(path: Path, length: int, step: int, tell: Callable[[str], object]) -> int:
+def _mend(path: Path, length: int, step: int, notify: Callable[[str], object]) -> int:
     """Leave the rows up to ``step`` in the log at ``path``; return how many bytes they have.
 
     ``length`` is the length of the log at the checkpoint, which was taken after ``step`` steps. A log
@@ -129,7 +129,7 @@ def _mend(path: Path, length: int, step: int, tell: Callable[[str], object]) -> 
     if raw and not before.exists():
         write_atomically(before, lambda file: file.write(raw))
     write_atomically(path, lambda file: file.write(rows))
-    tell(
+    notify(
         f"{path} is damaged ({told}): the run goes on with its other lines, and {before.name} keeps "
         "the file as it was"
     )

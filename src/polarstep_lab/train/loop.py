@@ -19,8 +19,8 @@ from polarstep_lab.train.checkpoint import save_checkpoint
 from polarstep_lab.train.interrupt import Interrupt, Interrupted
 from polarstep_lab.train.logs import RunLogs
 from polarstep_lab.train.observers import Observer, StopTraining
-from polarstep_lab.train.outcome import last_recorded, result_of, settle
-from polarstep_lab.train.ranks import Ranks, Vote, first_failure
+from polarstep_lab.train.outcome import last_recorded, result_of, write_result
+from polarstep_lab.train.ranks import Ranks, StopVote, first_failure
 from polarstep_lab.train.tasks import Task, Validation
 from polarstep_lab.train.timing import StepTimer
 
@@ -96,7 +96,7 @@ class Loop:
         """Train until the last step, or until the run is stopped or diverges."""
         try:
             with self.interrupt:
-                vote = Vote(self.ranks)
+                vote = StopVote(self.ranks)
                 self.task.model.train()
                 if self.step == 0:
                     self._validate()
@@ -108,7 +108,7 @@ class Loop:
                         self._checkpoint()
                     if decision & _Wish.STOP:
                         vote.close()
-                        if reason := self.ranks.from_first(self._asked_to_stop):
+                        if reason := self.ranks.on_rank_zero(self._asked_to_stop):
                             raise StopTraining(reason)
                         self._checkpoint()
                         raise Interrupted(self.directory, self.step, self.task.steps)
@@ -116,29 +116,29 @@ class Loop:
                 self._measure()
                 if self.config.runtime.keep_checkpoint:
                     self._checkpoint()
-                self.last = self.last or self.ranks.from_first(
+                self.last = self.last or self.ranks.on_rank_zero(
                     lambda: last_recorded(self.directory, self.step)
                 )
                 if self.last is None:
                     self._validate()
                 assert self.last is not None
-                value = self.task.final(self.last)
-                result = self.ranks.from_first(lambda: self._result("finished", value))
+                value = self.task.test_metric(self.last)
+                result = self.ranks.on_rank_zero(lambda: self._result("finished", value))
         except _Diverged as reason:
             message = str(reason)
-            result = self.ranks.from_first(lambda: self._result("diverged", math.nan, message))
+            result = self.ranks.on_rank_zero(lambda: self._result("diverged", math.nan, message))
         except StopTraining as reason:
             self._checkpoint()
             message = str(reason)
-            result = self.ranks.from_first(lambda: self._result("stopped", math.nan, message))
-        self.ranks.from_first(lambda: self._settle(result))
+            result = self.ranks.on_rank_zero(lambda: self._result("stopped", math.nan, message))
+        self.ranks.on_rank_zero(lambda: self._write_result(result))
         return result
 
-    def _settle(self, result: Result) -> None:
+    def _write_result(self, result: Result) -> None:
         """Write the result, after the metrics are on disk."""
         assert self.logs.metrics is not None
         self.logs.metrics.sync()
-        settle(self.directory, result, self.config.runtime.keep_checkpoint)
+        write_result(self.directory, result, self.config.runtime.keep_checkpoint)
 
     def _measure(self) -> None:
         """Measure the gradient noise if it is due; the time this takes is not counted."""

@@ -47,7 +47,7 @@ class NoiseLog:
         self._log = JsonLines(path, length) if ranks.first else None
         self._config, self._task = config, task
         assert config.runtime.noise.points is not None
-        done = ranks.from_first(lambda: {row["step"] for row in read_lines(path)})
+        done = ranks.on_rank_zero(lambda: {row["step"] for row in read_lines(path)})
         self._due = set(points_along(task.steps, config.runtime.noise.points)) - done
         self._hidden = _hidden(task.model)
 
@@ -86,7 +86,7 @@ class NoiseLog:
 
     def _rows(self, step: int) -> Iterator[dict[str, Any]]:
         counts, model = self._config.runtime.noise, self._task.model
-        batch = self._task.draws(self._seed(step, "batch"), step)
+        batch = self._task.noise_batches(self._seed(step, "batch"), step)
         model.train()
         mean = mean_gradient(
             model, batch.backward, range(counts.reference), batch.size, batch.scale
@@ -103,11 +103,11 @@ class NoiseLog:
             return
         if any(isinstance(module, _BatchNorm) for module in model.modules()):
             model.eval()
-            batch = self._task.draws(self._seed(step, "reference"), step, batch.size)
+            batch = self._task.noise_batches(self._seed(step, "reference"), step, batch.size)
             mean = mean_gradient(
                 model, batch.backward, range(counts.reference), batch.size, batch.scale
             )
-        one = self._task.draws(self._seed(step, "example"), step, 1)
+        one = self._task.noise_batches(self._seed(step, "example"), step, 1)
         yield from self._summaries(
             step,
             "example",

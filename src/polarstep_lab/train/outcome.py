@@ -12,7 +12,7 @@ from polarstep_lab.records import record
 from polarstep_lab.records.record import Result, RunRecord, Status
 from polarstep_lab.train.tasks import Task, Validation
 
-__all__ = ["last_recorded", "result_of", "settle"]
+__all__ = ["last_recorded", "result_of", "write_result"]
 
 
 def result_of(
@@ -56,7 +56,7 @@ def last_recorded(directory: Path, step: int) -> Validation | None:
     return Validation(rows[-1].loss, rows[-1].perplexity, rows[-1].accuracy) if rows else None
 
 
-def settle(directory: Path, result: Result, keep_checkpoint: bool) -> None:
+def write_result(directory: Path, result: Result, keep_checkpoint: bool) -> None:
     """Write the result, and remove the checkpoints that are not wanted any more."""
     result.save(directory)
     if not keep_checkpoint:

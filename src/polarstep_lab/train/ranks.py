@@ -24,7 +24,7 @@ from polarstep_lab.settings_by_name import ConfigError
 __all__ = [
     "Parallel",
     "Ranks",
-    "Vote",
+    "StopVote",
     "first_failure",
     "launched",
     "refuse_launcher",
@@ -102,7 +102,7 @@ class Ranks:
         dist.all_gather(parts, x.contiguous())
         return torch.cat(parts)
 
-    def from_first(self, function: Callable[[], T]) -> T:
+    def on_rank_zero(self, function: Callable[[], T]) -> T:
         """Call ``function`` on rank 0 alone; return its value, or raise its error, on all ranks."""
         if self.count == 1:
             return function()
@@ -124,7 +124,7 @@ class Ranks:
             dist.barrier(group=self.control)
 
 
-class Vote:
+class StopVote:
     """What the ranks want to do after a step: the greatest of their numbers, at the next step.
 
     The exchange runs beside the step that follows, so that no rank waits for the others. All ranks

@@ -21,7 +21,7 @@ from polarstep_lab.records import record
 from polarstep_lab.records.directory import check_directory, claim_directory
 from polarstep_lab.records.environment import record_environment
 from polarstep_lab.records.lock import RunLock
-from polarstep_lab.records.record import Result, RunIdentity
+from polarstep_lab.records.record import Result, RunSpec
 from polarstep_lab.storage import StorageError
 from polarstep_lab.train.checkpoint import RunProgress, resume_from
 from polarstep_lab.train.images import ImageTask
@@ -49,30 +49,30 @@ def train(
     config: RunConfig,
     directory: Path,
     *,
-    identity: RunIdentity | None = None,
+    spec: RunSpec | None = None,
     resume: bool = False,
     force: bool = False,
     observers: Sequence[Observer] = (),
-    tell: Callable[[str], object] = _to_stderr,
+    notify: Callable[[str], object] = _to_stderr,
     ranks: Ranks | None = None,
 ) -> Result:
     """Run ``config`` in ``directory`` and return its result, which is also written there.
 
-    ``resume`` goes on with an unfinished run where there is one. ``force`` replaces a run. ``tell``
+    ``resume`` goes on with an unfinished run where there is one. ``force`` replaces a run. ``notify``
     is called with messages to the user that are no errors: what ``force`` is about to remove, or that
     the newest checkpoint is damaged.
 
     ``ranks`` are the processes that make this run together (:mod:`polarstep_lab.train.ranks`).
     All of them call this function. Rank 0 alone writes into ``directory``, calls ``observers``, which
-    may then not raise :class:`StopTraining`, and calls ``tell``.
+    may then not raise :class:`StopTraining`, and calls ``notify``.
 
     Raises :class:`Interrupted` after a Ctrl-C, once the checkpoint is written; a run that was past its
     last step has its result instead, and the exception says ``ended``. Other errors are passed
     on, and what was recorded before them is intact.
     """
-    identity, ranks = identity or identify(config), ranks or Ranks()
+    spec, ranks = spec or identify(config), ranks or Ranks()
     if not ranks.first:
-        observers, tell = (), _unsaid
+        observers, notify = (), _unsaid
     if ranks.parallel == "fsdp" and config.runtime.noise.points is not None:
         raise ConfigError(
             f"runtime.noise.points={config.runtime.noise.points} with --parallel fsdp: expected "
@@ -83,23 +83,23 @@ def train(
     with ExitStack() as held:
 
         def lock() -> None:
-            held.enter_context(RunLock(directory, identity.label))
-            check_directory(directory, identity, resume=resume, force=force)
+            held.enter_context(RunLock(directory, spec.label))
+            check_directory(directory, spec, resume=resume, force=force)
 
         def claim() -> bool:
-            return claim_directory(directory, identity, resume=resume, force=force, tell=tell)
+            return claim_directory(directory, spec, resume=resume, force=force, notify=notify)
 
-        ranks.from_first(lock)
+        ranks.on_rank_zero(lock)
         # Before the claim: bad data must not replace a run.
         task = build_task(config, device, ranks)
-        goes_on = ranks.from_first(claim)
-        loop = _begin(config, directory, task, device, tuple(observers), goes_on, tell, ranks)
+        goes_on = ranks.on_rank_zero(claim)
+        loop = _begin(config, directory, task, device, tuple(observers), goes_on, notify, ranks)
         return loop.to_the_end()
 
 
-def identify(config: RunConfig) -> RunIdentity:
-    """The identity of a run that no command was given for."""
-    return RunIdentity(
+def identify(config: RunConfig) -> RunSpec:
+    """The spec of a run that no command was given for."""
+    return RunSpec(
         recipe=config.recipe,
         benchmark=config.benchmark,
         method=config.method,
@@ -122,7 +122,7 @@ def _begin(
     device: torch.device,
     observers: tuple[Observer, ...],
     goes_on: bool,
-    tell: Callable[[str], object],
+    notify: Callable[[str], object],
     ranks: Ranks,
 ) -> Loop:
     """Build the optimizer, take up the checkpoint where the run goes on, and open the logs."""
@@ -130,16 +130,16 @@ def _begin(
     optimizer, progress = scheduled.optimizer, RunProgress()
     if goes_on:
         progress = resume_from(
-            directory, task.model, optimizer, config.to_dict(), device, tell, ranks
+            directory, task.model, optimizer, config.to_dict(), device, notify, ranks
         )
     if progress.step > task.steps:
         raise StorageError(
             f"the checkpoint in {directory} was taken after step {progress.step}, but the run "
             f"has {task.steps} steps: the data has changed; start anew with --force"
         )
-    logs = RunLogs.open(directory, progress, config, task, optimizer, ranks, tell)
+    logs = RunLogs.open(directory, progress, config, task, optimizer, ranks, notify)
     # Last of all that may refuse: a resume that was refused leaves no trace.
-    ranks.from_first(
+    ranks.on_rank_zero(
         lambda: record_environment(
             directory / record.ENVIRONMENT,
             device,

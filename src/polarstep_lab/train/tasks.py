@@ -14,7 +14,7 @@ from polarstep_lab.config import RuntimeConfig
 from polarstep_lab.models.convnet import ConvNet
 from polarstep_lab.models.gpt import GPT
 
-__all__ = ["Draws", "Task", "Validation", "autocast"]
+__all__ = ["NoiseBatches", "Task", "Validation", "autocast"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Validation:
 
 
 @dataclass(frozen=True)
-class Draws:
+class NoiseBatches:
     """Any number of batches independent of the run's, whose gradients are to be measured."""
 
     backward: Callable[[int], Tensor]
@@ -70,7 +70,7 @@ class Task(Protocol):
         Returns the mean loss. With several ranks each returns its part, and the parts add up to it.
         """
 
-    def draws(self, seed: int, step: int, size: int | None = None) -> Draws:
+    def noise_batches(self, seed: int, step: int, size: int | None = None) -> NoiseBatches:
         """Batches like the batch of ``step``, in an order drawn from ``seed``, for the same model.
 
         Batches of another ``size`` are computed without compiling, which would take too long for a
@@ -86,7 +86,7 @@ class Task(Protocol):
     def validate(self) -> Validation:
         """Loss and metric on held-out data."""
 
-    def final(self, last: Validation) -> float:
+    def test_metric(self, last: Validation) -> float:
         """The figure by which the run is judged, on test data by which no setting was chosen.
 
         The loop calls this once, after the last step. ``last`` is the last validation.

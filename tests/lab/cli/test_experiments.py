@@ -66,12 +66,12 @@ def test_run_records_and_does_not_overwrite():
 def test_the_recorded_command_makes_the_same_run():
     polarstep("run", "nanogpt-toy", "-m", "rand-muon", "-s", "3", "--vary", "rank=5", *SMALL)
     first = RunRecord.load("runs/nanogpt-toy/rand-muon-rank-5/seed-3")
-    assert first.identity.ablation.value == 5
-    words = shlex.split(first.identity.command)
+    assert first.spec.ablation.value == 5
+    words = shlex.split(first.spec.command)
     assert words[0] == "polarstep"
     polarstep(*words[1:], "--out", "again")
     second = RunRecord.load("again")
-    assert second.identity == first.identity
+    assert second.spec == first.spec
     assert second.result.value == first.result.value
 
 
@@ -79,7 +79,7 @@ def test_the_record_of_a_recipe_file_does_not_depend_on_the_file():
     content = {"recipe": "nanogpt-toy", "method": "muon", "overrides": {"optimizer.lr": 0.125}}
     Path("best.json").write_text(json.dumps(content))
     polarstep("run", "best.json", *SMALL, "--out", "r")
-    found = RunRecord.load("r").identity
+    found = RunRecord.load("r").spec
     assert found.overrides["optimizer.lr"] == 0.125
     assert "--set optimizer.lr=0.125" in found.command
     assert "best.json" not in found.command
@@ -105,7 +105,7 @@ def test_compare_makes_all_methods_and_seeds_and_resumes():
     first = polarstep("compare", "nanogpt-toy", "-m", "adamw,muon", *few)
     runs = find_runs(["all"])
     assert len(runs) == 4
-    assert {RunRecord.load(run).identity.study["name"] for run in runs} == {"compare"}
+    assert {RunRecord.load(run).spec.study["name"] for run in runs} == {"compare"}
     assert "±" in first.output
     assert "polarstep report all" in said(first)
     times = {run: (run / "result.json").stat().st_mtime_ns for run in runs}
@@ -123,7 +123,7 @@ def test_methods_may_be_given_one_by_one():
     polarstep(
         "compare", "nanogpt-toy", "--methods", "adamw", "--method", "muon", *few, "--out", "a"
     )
-    assert {RunRecord.load(run).identity.method for run in find_runs(["a"])} == {
+    assert {RunRecord.load(run).spec.method for run in find_runs(["a"])} == {
         "AdamW",
         "Muon (Nesterov)",
     }
@@ -182,7 +182,7 @@ def test_compare_knows_our_methods():
     few = ("--methods", "ours,adamw", *SMALL, "--set", one, "--out", "ours")
     outcome = polarstep("compare", "nanogpt-toy", *few)
     assert f"{len(OURS) + 1} runs in ours" in said(outcome)
-    found = {run.identity.method for run in map(RunRecord.load, find_runs(["ours"]))}
+    found = {run.spec.method for run in map(RunRecord.load, find_runs(["ours"]))}
     assert found == {method.name for method in OURS} | {"AdamW"}
     again = polarstep("compare", "nanogpt-toy", *few)
     assert f"{len(OURS) + 1} of {len(OURS) + 1} runs are finished already" in said(again)
@@ -193,8 +193,8 @@ def test_ablate_varies_one_setting():
         "ablate", "nanogpt-toy", "rank", "--values", "4,8", *SMALL, "--out", "ranks"
     )
     found = [RunRecord.load(run) for run in find_runs(["ranks"])]
-    assert [r.identity.config["optimizer"]["polar"]["rank"] for r in found] == [4, 8]
-    assert [r.identity.study["variant"] for r in found] == ["rank=4", "rank=8"]
+    assert [r.spec.config["optimizer"]["polar"]["rank"] for r in found] == [4, 8]
+    assert [r.spec.study["variant"] for r in found] == ["rank=4", "rank=8"]
     assert "rank=4" in said(outcome)
     bad = polarstep("ablate", "nanogpt-toy", "rank", "--values", "4,0", "--out", "b", status=1)
     assert "optimizer.polar.rank=0" in said(bad)
@@ -500,13 +500,13 @@ def test_text_that_is_trained_on_is_not_held_out():
 @pytest.fixture
 def ctrl_c_at_the_end(monkeypatch):
     """A Ctrl-C while the test text of a run is read, after its last step."""
-    final = LanguageTask.final
+    test_metric = LanguageTask.test_metric
 
     def interrupted(self, last):
         signal.raise_signal(signal.SIGINT)
-        return final(self, last)
+        return test_metric(self, last)
 
-    monkeypatch.setattr(LanguageTask, "final", interrupted)
+    monkeypatch.setattr(LanguageTask, "test_metric", interrupted)
 
 
 @pytest.mark.usefixtures("ctrl_c_at_the_end")

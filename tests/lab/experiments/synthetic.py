@@ -12,7 +12,7 @@ from tests.lab.experiments.small import ablation_runs, comparison_runs
 
 from polarstep_lab.jobs.job import Job
 from polarstep_lab.paper import METHODS, TABLE_2
-from polarstep_lab.records.record import Ablation, MetricRow, Result, RunIdentity
+from polarstep_lab.records.record import Ablation, MetricRow, Result, RunSpec
 from polarstep_lab.report import pages
 from polarstep_lab.report.content import blocks_of
 from polarstep_lab.storage import JsonLines, write_json
@@ -53,7 +53,7 @@ def write_run(
     if settings is None:
         settings = {**({ablation.axis: ablation.value} if ablation else {}), **(overrides or {})}
     config |= settings
-    RunIdentity(
+    RunSpec(
         recipe=recipe,
         benchmark=benchmark,  # type: ignore[arg-type]
         method=method,
@@ -159,12 +159,12 @@ def write_planned(
     steps: int = 720,
 ) -> None:
     """A finished run of a real plan, with a row every 10 steps, in the digits a GPU run logs."""
-    identity = run.identity
-    rng = np.random.default_rng([identity.seed, len(str(run.directory))])
-    images = identity.benchmark == "cifar10"
-    identity.save(run.directory)
-    second = 8 * [method.name for method in METHODS].index(identity.method)  # one after the other
-    started = f"2026-11-15T05:{identity.seed:02}:{second:02}+00:00"
+    spec = run.spec
+    rng = np.random.default_rng([spec.seed, len(str(run.directory))])
+    images = spec.benchmark == "cifar10"
+    spec.save(run.directory)
+    second = 8 * [method.name for method in METHODS].index(spec.method)  # one after the other
+    started = f"2026-11-15T05:{spec.seed:02}:{second:02}+00:00"
     write_json(run.directory / "environment.json", GPU | {"started": started})
     log = JsonLines(run.directory / "metrics.jsonl")
     seconds = 0.3
@@ -198,11 +198,11 @@ def write_planned(
 def write_table_2(root: Path, recipe: str, seeds: int, shift: float = 0.0) -> None:
     """``polarstep compare RECIPE``: every method around its figure in Table 2, moved by ``shift``."""
     runs = comparison_runs(recipe, METHODS, range(seeds), {}, root)
-    paper = TABLE_2[runs[0].identity.benchmark].rows
+    paper = TABLE_2[runs[0].spec.benchmark].rows
     for run in runs:
-        row = paper[run.identity.method]
-        noise = np.random.default_rng([run.identity.seed, len(run.identity.method)]).normal()
-        digits = 4 if run.identity.benchmark == "cifar10" else 15
+        row = paper[run.spec.method]
+        noise = np.random.default_rng([run.spec.seed, len(run.spec.method)]).normal()
+        digits = 4 if run.spec.benchmark == "cifar10" else 15
         final = round(row.mean + shift + row.std * float(noise), digits)
         write_planned(run, final, gflops=row.gflops)
 
@@ -211,9 +211,9 @@ def write_ablation(root: Path, recipe: str, axis: str, values: list[Any], seeds:
     """``polarstep ablate RECIPE AXIS``: a metric that rises with the place of a value."""
     method = next(method for method in METHODS if method.slug == "rand-muon")
     for run in ablation_runs(recipe, method, axis, values, range(seeds), {}, root):
-        assert run.identity.ablation
-        place = values.index(run.identity.ablation.value) if values else 0
-        noise = 0.0015 * float(np.random.default_rng([run.identity.seed, place]).normal())
+        assert run.spec.ablation
+        place = values.index(run.spec.ablation.value) if values else 0
+        noise = 0.0015 * float(np.random.default_rng([run.spec.seed, place]).normal())
         final = round(0.93 + 0.002 * place + noise, 4)
-        final = final if run.identity.benchmark == "cifar10" else 40 / final
+        final = final if run.spec.benchmark == "cifar10" else 40 / final
         write_planned(run, final, gflops=4.0 + place, optimizer_ms=0.3 + 0.02 * place)

@@ -56,8 +56,8 @@ def test_every_file_of_every_run_is_read_back_as_it_was(runs, tmp_path):
     for path in found:
         directory = runs / path.relative_to(archive)
         loaded, original = RunRecord.load(path), RunRecord.load(directory)
-        assert (loaded.identity, loaded.environment, loaded.logs, loaded.status) == (
-            original.identity,
+        assert (loaded.spec, loaded.environment, loaded.logs, loaded.status) == (
+            original.spec,
             original.environment,
             original.logs,
             original.status,
@@ -153,7 +153,7 @@ def test_other_settings_under_the_same_name_need_force(runs, tmp_path):
         pack([runs], tmp_path / "suite")
     assert archive.read_bytes() == before
     assert pack([runs], tmp_path / "suite", force=True).replaced == 1
-    assert RunRecord.load(archive / "rank-16").identity.ablation == Ablation("rank", 17)
+    assert RunRecord.load(archive / "rank-16").spec.ablation == Ablation("rank", 17)
 
 
 def test_two_folders_with_runs_of_one_name_are_refused(runs, tmp_path):
@@ -200,8 +200,8 @@ def test_nothing_of_the_machine_stays(runs, tmp_path, monkeypatch):
     assert str(tmp_path) not in text
     assert "secret-host" not in text
     loaded = RunRecord.load(archive / "a/seed-0")
-    assert loaded.identity.config["data"] == {"root": "cifar"}
-    assert loaded.identity.command.endswith(" --set data.root=cifar")
+    assert loaded.spec.config["data"] == {"root": "cifar"}
+    assert loaded.spec.command.endswith(" --set data.root=cifar")
     assert loaded.result.message == "host: x is full"
 
 

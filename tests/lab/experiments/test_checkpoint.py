@@ -34,7 +34,7 @@ def interrupted(directory: Path, step: int = 4) -> Path:
 def resume(directory: Path) -> list[str]:
     """Finish the run in ``directory``; returns what it told."""
     told: list[str] = []
-    train(tiny_gpt(**OFTEN), directory, resume=True, tell=told.append)
+    train(tiny_gpt(**OFTEN), directory, resume=True, notify=told.append)
     return told
 
 
@@ -111,7 +111,9 @@ def test_a_damaged_checkpoint_never_replaces_the_good_one(tmp_path):
     identify(config).save(directory)
     rewrite(directory / record.PREVIOUS_CHECKPOINT, lambda old: old | {"config": config.to_dict()})
     with pytest.raises(Interrupted):
-        train(config, directory, resume=True, observers=[StopAt(5, "ctrl-c")], tell=lambda _: None)
+        train(
+            config, directory, resume=True, observers=[StopAt(5, "ctrl-c")], notify=lambda _: None
+        )
     for name, step in ((record.CHECKPOINT, 5), (record.PREVIOUS_CHECKPOINT, 4)):
         assert torch.load(directory / name, weights_only=True)["progress"]["step"] == step
 

@@ -20,7 +20,7 @@ from polarstep_lab.records import record
 from polarstep_lab.records.directory import claim_directory, state_of
 from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.mark import LOCK, MARK, is_run_directory
-from polarstep_lab.records.record import Result, RunIdentity, RunRecord
+from polarstep_lab.records.record import Result, RunRecord, RunSpec
 from polarstep_lab.storage import StorageError
 from polarstep_lab.train.run import identify, train
 
@@ -138,12 +138,12 @@ def test_what_is_removed_is_said_first(tmp_path):
     before = content(directory)
     seen = []
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         left = content(directory)
         left.pop(LOCK)
         seen.append((text, left))
 
-    train(tiny_gpt("adamw"), directory, force=True, tell=tell)
+    train(tiny_gpt("adamw"), directory, force=True, notify=notify)
     ((text, left),) = seen
     assert left == before
     assert all(name in text for name in before if name != MARK)
@@ -302,7 +302,7 @@ def test_of_twenty_starts_in_one_directory_one_runs_and_is_recorded(tmp_path):
         assert seed in winners or "another process" in outcome or "finished run" in outcome
     found = RunRecord.load(directory)
     won = tiny_gpt(("adamw", "sgd")[winners[0] % 2], winners[0])
-    assert found.identity == identify(won)
+    assert found.spec == identify(won)
     assert found.status == "finished"
     assert [row.step for row in found.rows("train")] == list(range(1, 7))
     alone = train(won, tmp_path / "alone")
@@ -316,7 +316,7 @@ from polarstep_lab.storage import StorageError
 from polarstep_lab.records import lock
 from polarstep_lab.records.directory import claim_directory
 from polarstep_lab.records.lock import RunLock
-from polarstep_lab.records.record import RunIdentity
+from polarstep_lab.records.record import RunSpec
 
 lock.PATIENCE = 300.0  # a busy machine may stop the holder before it has said who it is
 directory, count, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
@@ -331,8 +331,8 @@ for number in range(rounds):
                 time.sleep(0.0005)
             try:
                 with RunLock(run, f"seed {seed}"):
-                    identity = RunIdentity("nanogpt-toy", "nanogpt", "AdamW", seed, {})
-                    claim_directory(run, identity, force=True, tell=lambda text: None)
+                    spec = RunSpec("nanogpt-toy", "nanogpt", "AdamW", seed, {})
+                    claim_directory(run, spec, force=True, notify=lambda text: None)
                     (told / f"{seed}.has").touch()
                     latest = time.monotonic() + 400
                     while len(list(told.glob("*.not"))) < count - 1 and time.monotonic() < latest:
@@ -354,7 +354,7 @@ def test_of_many_claims_with_force_one_succeeds_and_the_others_name_it(tmp_path)
     assert process.wait(PATIENCE) == 0
     for number in range(20):
         (has,) = (tmp_path / f"told-{number}").glob("*.has")
-        assert RunIdentity.load(tmp_path / f"run-{number}").seed == int(has.stem)
+        assert RunSpec.load(tmp_path / f"run-{number}").seed == int(has.stem)
         refusals = [path.read_text() for path in (tmp_path / f"told-{number}").glob("*.not")]
         assert len(refusals) == 3
         assert all(f"(seed {has.stem}, process" in text for text in refusals)
@@ -379,7 +379,7 @@ def test_a_run_under_way_is_not_replaced_and_a_killed_one_is(tmp_path):
         first.kill()
         first.wait(PATIENCE)
     killed = RunRecord.load(out)
-    assert killed.identity.config["data"]["stages"][0]["steps"] == 100000
+    assert killed.spec.config["data"]["stages"][0]["steps"] == 100000
     assert killed.rows("train")
     said = polarstep(*run_command(out, "--force"))
     assert "--force removes the run" in said
@@ -387,13 +387,13 @@ def test_a_run_under_way_is_not_replaced_and_a_killed_one_is(tmp_path):
 
 
 def test_a_claim_needs_no_run_there(tmp_path):
-    identity = identify(tiny_gpt("adamw"))
-    with RunLock(tmp_path / "run", identity.label):
+    spec = identify(tiny_gpt("adamw"))
+    with RunLock(tmp_path / "run", spec.label):
         told = []
-        assert not claim_directory(tmp_path / "run", identity, force=True, tell=told.append)
+        assert not claim_directory(tmp_path / "run", spec, force=True, notify=told.append)
         assert not told
-        assert claim_directory(tmp_path / "run", identity, resume=True)
-    assert RunIdentity.load(tmp_path / "run") == identity
+        assert claim_directory(tmp_path / "run", spec, resume=True)
+    assert RunSpec.load(tmp_path / "run") == spec
     assert not (tmp_path / "run" / LOCK).exists()
 
 
@@ -405,10 +405,10 @@ def test_nothing_to_resume_is_said(tmp_path):
     said = polarstep(*run_command(out, "--resume"), status=1)
     assert f"--resume: there is no run in {out} to go on with; leave --resume out" in said
     assert not out.exists()
-    identity = identify(tiny_gpt("adamw"))
-    identity.save(out)
+    spec = identify(tiny_gpt("adamw"))
+    spec.save(out)
     told = []
-    assert train(tiny_gpt("adamw"), out, resume=True, tell=told.append).status == "finished"
+    assert train(tiny_gpt("adamw"), out, resume=True, notify=told.append).status == "finished"
     assert told == [f"{out} has no checkpoint yet: the run starts again at step 0"]
     finished = polarstep(*run_command(out, "--resume"), status=1)
     assert "holds a finished run" in finished
@@ -418,9 +418,9 @@ def test_the_command_that_resumes_a_run_with_other_settings_does_so(tmp_path):
     out = tmp_path / "my run"
     with pytest.raises(RuntimeError, match="no power"):
         train(tiny_gpt("adamw"), out, observers=[Stopping()])
-    identity = RunIdentity.load(out)
+    spec = RunSpec.load(out)
     command = shlex.join(["polarstep", "run", "nanogpt-toy", "--method", "adamw", *SMALL])
-    replace(identity, command=command).save(out)
+    replace(spec, command=command).save(out)
     said = polarstep(*run_command(out, "--set", "optimizer.lr=0.5", "--resume"), status=1)
     told = said.partition("resume it with `")[2].partition("`")[0]
     polarstep(*shlex.split(told)[1:])

@@ -53,8 +53,8 @@ def losses(job: Job) -> list[dict[str, Any]]:
 def assert_as_alone(jobs: list[Job], folder: Path) -> None:
     """The records are those of the same configs in this process."""
     for job in jobs:
-        directory = folder / job.identity.method
-        train(job.config, directory, identity=job.identity)
+        directory = folder / job.spec.method
+        train(job.config, directory, spec=job.spec)
         assert losses(job) == [
             {key: value for key, value in row.to_dict().items() if key not in TIME_FIELDS}
             for row in RunRecord.load(directory).metrics
@@ -171,7 +171,7 @@ def test_the_file_stop_ends_a_run_that_can_go_on(reason, tmp_path):
 
 def test_a_study_goes_on_where_it_stopped(tmp_path):
     jobs = planned(tmp_path, "adamw", "muon")
-    train(jobs[0].config, jobs[0].directory, identity=jobs[0].identity)
+    train(jobs[0].config, jobs[0].directory, spec=jobs[0].spec)
     assert unfinished(jobs) == jobs[1:]
     assert unfinished(jobs, force=True) == jobs
     other = planned(tmp_path, "adamw", optimizer__lr=0.5)

@@ -66,7 +66,7 @@ def test_every_point_has_a_row_for_each_matrix_and_unit(benchmark, measured):
     assert len({row["step"] for row in rows}) == 3  # two of the four points are step 0
     task = build_task(config, torch.device("cpu"))
     matrices = [n for n, p in task.model.named_parameters() if p.ndim > 1 and p.requires_grad]
-    size = task.draws(0, 0).size
+    size = task.noise_batches(0, 0).size
     for step in {row["step"] for row in rows}:
         for unit, examples, draws in (("batch", size, 5), ("example", 1, 16)):
             here = [row for row in rows if row["step"] == step and row["unit"] == unit]
@@ -87,7 +87,7 @@ def test_the_rows_are_those_of_gradients_computed_by_hand(measured):
     task = build_task(config, torch.device("cpu"))
     from polarstep.rng import key_to_seed
 
-    draws = task.draws(key_to_seed(config.seed, "noise", 0, "batch"), 0)
+    draws = task.noise_batches(key_to_seed(config.seed, "noise", 0, "batch"), 0)
     gradients = []
     for i in range(3 + 5):
         task.model.zero_grad()
@@ -135,7 +135,7 @@ def test_time_spent_measuring_is_not_the_runs(tmp_path, monkeypatch):
 
 def test_batch_norm_is_held_for_examples_and_for_nothing_else(tmp_path, monkeypatch):
     seen = []
-    plain = ImageTask.draws
+    plain = ImageTask.noise_batches
 
     def watched(self, *args):
         drawn = plain(self, *args)
@@ -149,7 +149,7 @@ def test_batch_norm_is_held_for_examples_and_for_nothing_else(tmp_path, monkeypa
 
         return replace(drawn, backward=backward)
 
-    monkeypatch.setattr(ImageTask, "draws", watched)
+    monkeypatch.setattr(ImageTask, "noise_batches", watched)
     train(config_of("cifar10", tmp_path, **MEASURED), tmp_path / "run")
     first = seen[: 3 + 5 + 3 + 16]
     assert first == [(8, True, False)] * 8 + [(8, False, True)] * 3 + [(1, False, True)] * 16
@@ -163,7 +163,7 @@ def test_draws_of_a_short_stage_are_as_long_as_its_sequences(tmp_path):
     task = build_task(tiny_gpt("muon", data__stages=stages), torch.device("cpu"))
     shapes = []
     for step in (0, 1, 2, 4):
-        batch = task.draws(5, step)
+        batch = task.noise_batches(5, step)
         inputs, targets = batch.backward.__self__.batch(7)
         assert torch.equal(inputs[:, 1:], targets[:, :-1])
         shapes.append((batch.size, *inputs.shape))
@@ -181,11 +181,12 @@ def test_draws_differ_by_seed_and_from_the_run(tmp_path):
                 return next(p.grad for p in task.model.parameters() if p.grad is not None).clone()
 
         own, one, two = map(
-            gradient, (task.backward, task.draws(1, 0).backward, task.draws(2, 0).backward)
+            gradient,
+            (task.backward, task.noise_batches(1, 0).backward, task.noise_batches(2, 0).backward),
         )
         assert not torch.equal(one, two)
         assert not torch.equal(own, one)
-        assert torch.equal(one, gradient(task.draws(1, 0).backward))
+        assert torch.equal(one, gradient(task.noise_batches(1, 0).backward))
 
 
 def test_infinite_ends_are_null_and_numbers_are_short(tmp_path):

@@ -88,7 +88,7 @@ def test_a_worker_without_the_heads_files_sends_the_run_back(
 
 
 def test_a_search_on_ray(ray: Workers, tmp_path: Path) -> None:
-    small = planned(tmp_path)[0].identity.overrides
+    small = planned(tmp_path)[0].spec.overrides
     space = {"optimizer.lr": Range(0.001, 1.0, log=True)}
     search = Search(tmp_path / "trials", "nanogpt-toy", "muon", space, overrides=small)
     assert tune(search, 3, ray).done == 3

@@ -16,14 +16,14 @@ from polarstep_lab.records.record import (
     Ablation,
     MetricRow,
     Result,
-    RunIdentity,
     RunRecord,
+    RunSpec,
     find_runs,
 )
 from polarstep_lab.storage import JsonLines, StorageError, read_json, write_atomically, write_json
 
 
-def identity(**changes):
+def spec(**changes):
     values = {
         "recipe": "nanogpt-toy",
         "benchmark": "nanogpt",
@@ -32,11 +32,11 @@ def identity(**changes):
         "config": {"optimizer": {"lr": 0.1}},
         "command": "polarstep run nanogpt-toy --method adamw --seed 4",
     }
-    return RunIdentity(**values | changes)
+    return RunSpec(**values | changes)
 
 
 def test_a_run_directory_is_read_back_as_written(tmp_path):
-    written = identity(ablation=Ablation("rank", 64), study={"name": "ablate"})
+    written = spec(ablation=Ablation("rank", 64), study={"name": "ablate"})
     written.save(tmp_path)
     rows = [
         MetricRow(0, "val", 1 / 3, 0.1, 0.5, tokens=0, perplexity=math.exp(1 / 3)),
@@ -49,7 +49,7 @@ def test_a_run_directory_is_read_back_as_written(tmp_path):
     result = Result("val_perplexity", 1.1, "finished", 1, 3.5, 3.25, 12.5)
     result.save(tmp_path)
     loaded = RunRecord.load(tmp_path)
-    assert loaded.identity == written
+    assert loaded.spec == written
     assert loaded.result == result
     assert loaded.metrics[0].loss == 1 / 3
     assert math.isnan(loaded.metrics[1].loss)
@@ -63,14 +63,14 @@ def test_an_older_record_has_the_default_of_a_newer_setting(tmp_path):
     older = copy.deepcopy(today)
     for setting in ("keep", "rest"):
         del older["optimizer"]["polar"][setting]
-    identity(config=older).save(tmp_path)
-    assert RunIdentity.load(tmp_path).config == today
+    spec(config=older).save(tmp_path)
+    assert RunSpec.load(tmp_path).config == today
 
 
 def test_a_config_that_is_not_understood_stays_as_it_is(tmp_path):
     config = resolve("nanogpt-toy", "rand-muon").to_dict() | {"of another version": 1}
-    identity(config=config).save(tmp_path)
-    assert RunIdentity.load(tmp_path).config == config
+    spec(config=config).save(tmp_path)
+    assert RunSpec.load(tmp_path).config == config
 
 
 def test_files_are_standard_json(tmp_path):
@@ -84,7 +84,7 @@ def test_files_are_standard_json(tmp_path):
 
 
 def test_a_line_cut_short_is_left_out(tmp_path):
-    identity().save(tmp_path)
+    spec().save(tmp_path)
     row = json.dumps(MetricRow(1, "train", 2.0, 0.1, 0.1).to_dict())
     (tmp_path / "metrics.jsonl").write_text(f'{row}\n{{"step": 2, "ki')
     loaded = RunRecord.load(tmp_path)
@@ -93,7 +93,7 @@ def test_a_line_cut_short_is_left_out(tmp_path):
 
 
 def test_a_bad_line_in_the_middle_is_named(tmp_path):
-    identity().save(tmp_path)
+    spec().save(tmp_path)
     (tmp_path / "metrics.jsonl").write_text('{"step": 1\n{"step": 2}\n')
     with pytest.raises(StorageError, match=r"metrics\.jsonl, line 1, is not valid JSON"):
         RunRecord.load(tmp_path)
@@ -117,7 +117,7 @@ def test_directories_that_are_no_runs(tmp_path):
 
 @pytest.mark.parametrize("kept", [0, 1, 2, 3])
 def test_a_finished_run_whose_metrics_end_early_is_damaged(kept, tmp_path):
-    identity().save(tmp_path)
+    spec().save(tmp_path)
     rows = [json.dumps(ROW | {"step": step}) + "\n" for step in (1, 2, 3)]
     (tmp_path / "metrics.jsonl").write_text("".join(rows[:kept]))
     RunRecord.load(tmp_path)  # unfinished
@@ -153,7 +153,7 @@ ROW = {"step": 3, "kind": "train", "loss": 2.0, "lr": 0.1, "seconds": 1.0}
     ],
 )
 def test_a_value_of_another_type_is_named(file, field, value, expected, tmp_path):
-    identity().save(tmp_path)
+    spec().save(tmp_path)
     whole = RESULT if file == "result.json" else ROW
     for name, content in (("metrics.jsonl", ROW), (file, whole)):
         (tmp_path / name).write_text(json.dumps(content) + "\n")
@@ -178,7 +178,7 @@ def test_a_value_of_another_type_is_named(file, field, value, expected, tmp_path
     ],
 )
 def test_files_of_another_form_are_named(name, text, message, tmp_path):
-    identity().save(tmp_path)
+    spec().save(tmp_path)
     (tmp_path / name).write_text(text)
     with pytest.raises(StorageError, match=message):
         RunRecord.load(tmp_path)
@@ -186,7 +186,7 @@ def test_files_of_another_form_are_named(name, text, message, tmp_path):
 
 def test_runs_are_found_below_a_folder_once(tmp_path):
     for name in ("b/seed-0", "a/seed-1", "a/seed-0"):
-        identity().save(tmp_path / name)
+        spec().save(tmp_path / name)
     found = find_runs([tmp_path, tmp_path / "a"])
     assert [str(path.relative_to(tmp_path)) for path in found] == [
         "a/seed-0",

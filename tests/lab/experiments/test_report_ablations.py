@@ -44,7 +44,7 @@ def runs(root, values, method="rand-muon", recipe="nanogpt-toy", **overrides):
             else:
                 made = comparison_runs(recipe, [rule], [*by_seed], overrides, folder)
             for run in made:
-                final = by_seed[run.identity.seed]
+                final = by_seed[run.spec.seed]
                 write_planned(run, 40.0 if math.isnan(final) else final)
                 if math.isnan(final):
                     path = run.directory / "result.json"

@@ -10,9 +10,9 @@ from tests.lab.experiments.synthetic import markdown, write_run
 
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
+from polarstep_lab.report.gamma import gamma_figure, gamma_of, gamma_table
 from polarstep_lab.report.gradient_noise import noise_figure, noise_table
 from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.inexactness import gamma_figure, gamma_of, gamma_table
 from polarstep_lab.report.runs import collect_runs
 
 STEPS = (0, 3, 20, 200)

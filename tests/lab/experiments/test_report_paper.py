@@ -22,8 +22,8 @@ from polarstep_lab.estimates import Estimate
 from polarstep_lab.paper import ABLATIONS, METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation
 from polarstep_lab.report import report_files
-from polarstep_lab.report.beside_paper import beside_the_paper
 from polarstep_lab.report.grouping import sections_of
+from polarstep_lab.report.paper_comparison import beside_the_paper
 from polarstep_lab.report.runs import at_a_time, collect_runs
 from polarstep_lab.report.tables import summary_csv
 from polarstep_lab.storage import read_json, write_json
@@ -88,7 +88,7 @@ def test_the_order_of_methods_is_judged_by_what_can_be_told_apart(tmp_path):
     spread = {"sgd": 0.004, "muon": 0.004}
     for run in runs:
         slug = run.config.rule.slug
-        step = run.identity.seed - 1
+        step = run.spec.seed - 1
         write_planned(run, means[slug] + spread.get(slug, 0.0002) * step)
     # The paper has adamw < sgd < muon < muon-polyak; muon and muon-polyak 1.7 errors apart.
     order = beside_the_paper(section(tmp_path)).order
@@ -100,7 +100,7 @@ def test_the_order_of_methods_is_judged_by_what_can_be_told_apart(tmp_path):
 def test_shards_of_other_text_take_the_digits_away(tmp_path):
     plan = comparison_runs("nanogpt", METHODS[:3], range(2), {"data.train": ["w.bin"]}, tmp_path)
     for run in plan:
-        write_planned(run, 30.0 + run.identity.seed)
+        write_planned(run, 30.0 + run.spec.seed)
     found = section(tmp_path)
     assert all(row.paper is None for row in found.rows)
     assert not beside_the_paper(found).comparable

@@ -29,7 +29,7 @@ class Bowls:
     under_way: dict[Path, tuple[Job, int]] = field(default_factory=dict)
 
     def start(self, job: Job, force: bool = False) -> None:
-        claim_directory(job.directory, job.identity, resume=True, force=force)
+        claim_directory(job.directory, job.spec, resume=True, force=force)
         self.rates.append(job.config.optimizer.lr)
         metrics = job.directory / record.METRICS
         done = len(metrics.read_text().splitlines()) if metrics.exists() else 0

@@ -42,7 +42,7 @@ def test_the_gflops_of_every_record_are_the_ledgers():
         device = torch.device(run.environment["device"])
         setting = (setting_of(run), device)
         if setting not in expected:
-            config = RunConfig.from_dict(run.identity.config)
+            config = RunConfig.from_dict(run.spec.config)
             polar = config.optimizer.polar
             if config.rule.peer is not None or polar.keep > 1 or polar.rest == "scaled":
                 continue  # not counted, or a map that this version does not have

@@ -111,7 +111,7 @@ def gamma_figure(rows: Mapping[Row, str], name: str) -> Drawing | None:
             title = label.replace(" (", "\n(", 1) + ended if key == "gamma" else ""
             finish = partial(_finish, top=log[key].max(), limit=limit)
             panels.append(Panel([_band(log, key, look)], "", symbol, title, finish=finish))
-    seeds = ", ".join(map(str, sorted({run.identity.seed for *_, run in shown})))
+    seeds = ", ".join(map(str, sorted({run.spec.seed for *_, run in shown})))
     caption = (
         f"{f'{methods.pop()}. ' if len(methods) == 1 else ''}What each polar step gave up (γ) and by "
         "how much its operator norm exceeded one (ν), from exact singular values, against the training "

@@ -1,0 +1,50 @@
+"""Rooms of the laboratory import from rooms before them, and no room imports back."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import polarstep_lab
+
+ROOT = Path(polarstep_lab.__file__).parent
+# From the bottom up. A room may import from itself and from what comes before it.
+ORDER = (
+    *("storage", "git", "wording", "settings_by_name", "estimates", "paper", "methods"),
+    *("models", "config", "flops", "axes", "recipes", "study"),
+    *("data", "optimizers", "records", "checks", "train", "jobs"),
+    *("report", "tune", "demo", "studies", "cli", "__main__"),
+)
+
+
+def imported(file: Path) -> set[str]:
+    """The rooms that a file imports, also inside of functions."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module == "polarstep_lab":
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polarstep_lab."):
+            found.add((node.module or "").split(".")[1])
+        elif isinstance(node, ast.Import):
+            names = [alias.name.split(".") for alias in node.names]
+            found |= {parts[1] for parts in names if parts[0] == "polarstep_lab" and len(parts) > 1}
+    return found
+
+
+def test_every_room_has_its_place():
+    rooms = {
+        path.stem for path in ROOT.iterdir() if any(path.rglob("*.py")) or path.suffix == ".py"
+    }
+    assert rooms - {"__init__"} == set(ORDER)
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_nothing_is_imported_from_above(name):
+    allowed = set(ORDER[: ORDER.index(name) + 1])
+    file = ROOT / f"{name}.py"
+    files = [file] if file.exists() else sorted((ROOT / name).rglob("*.py"))
+    assert files
+    back = {file.name: found for file in files if (found := imported(file) - allowed)}
+    assert back == {}
