@@ -68,7 +68,7 @@ def _perplexities(jobs: list[Job], name: str) -> list[Result]:
 
 
 def _sentence(jobs: list[Job]) -> str:
-    """The default against AdamW."""
+    """The perplexities of the default and of AdamW, and how far apart they are."""
     means = [
         Estimate.of([result.value for result in _perplexities(jobs, name)])
         for name in (DEFAULT, DEMO.against or "")
@@ -78,8 +78,8 @@ def _sentence(jobs: list[Job]) -> str:
     ours, theirs = (mean.mean for mean in means if mean is not None)
     change = 100 * (ours / theirs - 1)
     return (
-        f"{DEFAULT} against {DEMO.against}: perplexity {ours:.2f} against {theirs:.2f}, "
-        f"{abs(change):.0f}% {'lower' if change < 0 else 'higher'} after the same steps."
+        f"{DEFAULT} ends at a test perplexity of {ours:.2f}, {DEMO.against} at {theirs:.2f}: "
+        f"{abs(change):.0f}% {'lower' if change < 0 else 'higher'} after as many steps."
     )
 
 

@@ -68,8 +68,8 @@ def headline(section: Section) -> Text:
     assert difference is not None
     assert base.metric is not None
     text = (
-        f"{best.label} against {base.label}: {metric.name.lower()} {shown} against "
-        f"{base.metric.text(metric.decimals)}, {difference.sentence(metric.decimals)}"
+        f"{best.label} has {metric.name.lower()} {shown}, {base.label} "
+        f"{base.metric.text(metric.decimals)}: {difference.sentence(metric.decimals)}"
     )
     time = best.times["step_ms"] / base.times["step_ms"]
     if time == time and best.devices == base.devices:

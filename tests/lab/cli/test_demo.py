@@ -32,7 +32,7 @@ def test_it_says_the_default_against_adamw_and_ends_with_the_report(tmp_path, mo
         return result.stdout
 
     shown = demo()
-    assert "polarstep (default) against AdamW: perplexity " in shown
+    assert "polarstep (default) ends at a test perplexity of " in shown
     assert shown.splitlines()[-1] == "Report: runs/demo/report/index.html"
     for variant in DEMO.variants:
         assert shown.count(f"│ {variant.name} ") == 1

@@ -99,7 +99,7 @@ def test_the_first_sentence_of_the_page_is_the_best_row_against_adamw(tmp_path):
     first = re.search(r"<p[ >].*?</p>", page, re.DOTALL)
     assert first is not None
     expected = (
-        "Muon (Nesterov) against AdamW: validation perplexity 30.00 ± 1.00 against 32.00 ± 1.00, 2.00 ± "
+        "Muon (Nesterov) has validation perplexity 30.00 ± 1.00, AdamW 32.00 ± 1.00: 2.00 ± "
         "0.00 lower (95% t-interval, 3 common seeds); a whole step takes 1.00 times as long."
     )
     assert expected in first[0]

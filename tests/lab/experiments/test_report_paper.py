@@ -373,7 +373,7 @@ def test_the_report_begins_with_the_best_method_against_adamw(tmp_path):
         for seed, final in enumerate(finals):
             write_run(tmp_path / method / str(seed), method=method, seed=seed, final=final)
     text = markdown((section(tmp_path),), ())
-    said = "Muon (Nesterov) against AdamW: test perplexity 37.50 ± 2.12 against 41.00 ± 1.41, 3.50"
+    said = "Muon (Nesterov) has test perplexity 37.50 ± 2.12, AdamW 41.00 ± 1.41: 3.50"
     said = said.replace("test perplexity", section(tmp_path).metric.name.lower())
     assert said in text
     assert "lower (95% t-interval, 2 common seeds, zero within it)" in text
@@ -384,7 +384,7 @@ def test_the_report_begins_with_the_best_method_against_adamw(tmp_path):
         write_json(path, config | {"study": study})
     found = section(tmp_path)
     assert [row.label for row in found.rows] == ["base", "my idea"]
-    assert "my idea against base: " in markdown((found,), ())
+    assert "my idea has " in markdown((found,), ())
     chooses = read_json(path) | {"seed": 3, "study": {**study, "rate": "chooses"}}
     write_run(tmp_path / "rates", method="AdamW", seed=3, final=10.0)
     write_json(tmp_path / "rates/config.json", chooses)
