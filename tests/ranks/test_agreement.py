@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks.launch import needs_gloo
+from tests.ranks.launch import Ranks, needs_gloo
 from tests.ranks.twins import WARM, Broken, distributed, given, matrix, mesh_of, placed_as, raised
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -26,6 +27,16 @@ from polarstep.ranks import agree, carries, collectives, distribution
 from polarstep.ranks.exchange import OverRanks
 
 pytestmark = needs_gloo
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_of_their_own(two: Ranks, four: Ranks) -> Iterator[None]:
+    """Ranks that other tests have not used: how often ranks have met before is part of these tests."""
+    for ranks in (two, four):
+        ranks.stop()
+    yield
+    for ranks in (two, four):
+        ranks.stop()
 
 
 def words_of(optimizer: ps.Muon, params: list[Any], steps: int = 2) -> list[str]:
