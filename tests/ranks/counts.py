@@ -47,7 +47,7 @@ PLANS = ("owner", "replicated", "gather")
 def received() -> Iterator[dict[str, float]]:
     """Bytes that this rank receives from others, by collective; a sum counts as a ring does it."""
     found = {"all-to-all": 0.0, "all-gather": 0.0, "maximum": 0.0, "status": 0.0}
-    swap, reduce, gather = dist.all_to_all_single, dist.all_reduce, dist.all_gather_into_tensor
+    swap, reduce, gather = dist.all_to_all_single, dist.all_reduce, collectives.ALL_GATHER
 
     def counted_swap(out: Any, sent: Any, counts: Any, sizes: Any, **options: Any) -> Any:
         me = dist.get_rank(options["group"])
@@ -66,12 +66,12 @@ def received() -> Iterator[dict[str, float]]:
         return gather(out, sent, **options)
 
     dist.all_to_all_single, dist.all_reduce = counted_swap, counted_reduce
-    dist.all_gather_into_tensor = counted_gather
+    collectives.ALL_GATHER = counted_gather
     try:
         yield found
     finally:
         dist.all_to_all_single, dist.all_reduce = swap, reduce
-        dist.all_gather_into_tensor = gather
+        collectives.ALL_GATHER = gather
 
 
 # A mesh makes groups of processes, which takes longer than a step of a small case.

@@ -30,6 +30,9 @@ __all__ = [
     "words",
 ]
 
+# Its name since torch 2.13, which warns of the other.
+ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
 _LENT: dict[tuple[int, ...], Any] = {}
 # How many times some ranks have met since their group was made.
@@ -195,7 +198,7 @@ def share(sent: Tensor, counts: Sequence[int], ranks: tuple[int, ...]) -> Arrivi
     if len(ranks) * most <= MOST_PADDED * sum(counts):
         padded = torch.nn.functional.pad(sent, (0, most - sent.numel()))
         received = sent.new_empty(len(ranks) * most)
-        handle = dist.all_gather_into_tensor(
+        handle = ALL_GATHER(
             received.view(torch.uint8), padded.view(torch.uint8), group=group, async_op=True
         )
         return Arriving(received, list(counts), handle, padded, padding=most)
