@@ -14,7 +14,7 @@ from polarstep.theory import annealing
 from polarstep_lab.config import ScheduleConfig, TextData
 from polarstep_lab.methods import find_method
 from polarstep_lab.optimizers.schedule import RunSchedule, place_in_stages
-from polarstep_lab.recipes import RECIPES, resolve
+from polarstep_lab.recipes import resolve
 
 RECORDED = {
     ("cifar10", "adamw"): "84c7e45f48d966cf",
@@ -36,7 +36,10 @@ RECORDED = {
     ("nanogpt-wiki", "sgd"): "e8317cbac7dc30a7",
     ("nanogpt-wiki", "muon"): "5fa2d639f99e2de2",
 }
-"""Digests of all multipliers and momenta, recorded when the lab had formulas of its own."""
+"""Digests of all multipliers and momenta, recorded when the lab had formulas of its own.
+
+``nanogpt-25m`` is newer; its losses are compared with those of a plain loop in test_studies.
+"""
 
 
 def multipliers(config):
@@ -57,8 +60,7 @@ def digest(numbers):
     return hashlib.sha256(b"".join(struct.pack("<d", x) for x in numbers)).hexdigest()[:16]
 
 
-@pytest.mark.parametrize("method", ["adamw", "sgd", "muon"])
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("recipe", "method"), RECORDED)
 def test_multipliers_are_bit_for_bit_those_of_the_records(recipe, method):
     config = resolve(recipe, method)
     if method == "sgd" and recipe in WARMED:
