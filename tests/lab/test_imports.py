@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 
 import pytest
+from tests.imports import imported
 
 import polarstep_lab
 
@@ -17,20 +17,6 @@ ORDER = (
     *("data", "optimizers", "records", "checks", "train", "jobs"),
     *("report", "tune", "demo", "studies", "cli", "__main__"),
 )
-
-
-def imported(file: Path) -> set[str]:
-    """The rooms that a file imports, also inside of functions."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom) and node.module == "polarstep_lab":
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("polarstep_lab."):
-            found.add((node.module or "").split(".")[1])
-        elif isinstance(node, ast.Import):
-            names = [alias.name.split(".") for alias in node.names]
-            found |= {parts[1] for parts in names if parts[0] == "polarstep_lab" and len(parts) > 1}
-    return found
 
 
 def test_every_room_has_its_place():
@@ -46,5 +32,7 @@ def test_nothing_is_imported_from_above(name):
     file = ROOT / f"{name}.py"
     files = [file] if file.exists() else sorted((ROOT / name).rglob("*.py"))
     assert files
-    back = {file.name: found for file in files if (found := imported(file) - allowed)}
+    back = {
+        file.name: found for file in files if (found := imported(file, "polarstep_lab") - allowed)
+    }
     assert back == {}
