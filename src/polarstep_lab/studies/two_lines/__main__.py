@@ -1,9 +1,8 @@
 """What two lines give: ``muon_for(model)`` against other optimizers at the best of their grids.
 
     python -m polarstep_lab.studies.two_lines --data data --out two-lines.jsonl gpt2:adamw gpt2:default
-    python -m polarstep_lab.studies.two_lines --data data --out two-lines.jsonl
-    gpt2:ours:weight_decay=0.1,lr=0.02:3 python -m polarstep_lab.studies.two_lines --table
-    results/two-lines
+    python -m polarstep_lab.studies.two_lines --data data gpt2:ours:lr=0.02,weight_decay=0.1:3
+    python -m polarstep_lab.studies.two_lines --table results/two-lines
 
 A job is FAMILY:METHOD, or FAMILY:METHOD:OPTIONS:SEEDS with the options given. Without options the best
 ones are looked for on seed 3, one after another and in at most eight runs: each option climbs its ladder
@@ -225,6 +224,8 @@ def parsed(job: str) -> tuple[str, str, Options | None, Sequence[int]]:
 
     >>> parsed("gpt2:ours:lr=0.02,weight_decay=0.1:3")
     ('gpt2', 'ours', {'lr': 0.02, 'weight_decay': 0.1}, [3])
+    >>> parsed("gpt2:default::0")
+    ('gpt2', 'default', {}, [0])
     >>> parsed("gpt2:adamw")
     ('gpt2', 'adamw', None, (0, 1, 2))
     """
@@ -232,7 +233,7 @@ def parsed(job: str) -> tuple[str, str, Options | None, Sequence[int]]:
     if not rest:
         return family, method, None, SEEDS
     options, seeds = rest
-    pairs = (pair.split("=") for pair in options.split(","))
+    pairs = (pair.split("=") for pair in options.split(",") if pair)
     given = {name: float(value) for name, value in pairs}
     return family, method, given, [int(seed) for seed in seeds.split(",")]
 
