@@ -137,7 +137,7 @@ PROJECTIONS = {
 }
 PROJECTIONS["o"] = re.compile(
     r"^(o|out|c|linear|attn)_proj$|^(to_|attn_|linear_)?out$|^out_lin(ear)?$|^dense$|^w_?o$|^o$"
-    r"|^proj(_out)?$|^linear_proj$|^output$",
+    r"|^proj(ect)?(_out)?$|^linear_proj$|^output$",
     re.IGNORECASE,
 )
 ATTENTION_MODULES = re.compile(r"attn|attention", re.IGNORECASE)
