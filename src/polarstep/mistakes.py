@@ -1,7 +1,8 @@
 """What a step refuses or warns of because it would go wrong in silence.
 
 :class:`MistakeWarnings` warns, once each, of steps without gradients, parameters without a group, layers
-that are frozen after a resume, and rates at which nothing trains.
+that are frozen after a resume, and rates at which nothing trains. It refuses a step after the model has
+replaced parameters that the optimizer holds.
 
 :class:`Sizes` refuses a parameter that has another shape than its state, as after
 ``resize_token_embeddings``, or with the checkpoint of a model with another vocabulary. torch's fused
@@ -16,11 +17,11 @@ differently at the next step, nor do anything that may be done only once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polarstep.bucket import members_of
 from polarstep.context import user_stacklevel
@@ -29,6 +30,7 @@ from polarstep.groups import Group, check_whole, named_params
 from polarstep.others import ELEMENTWISE
 from polarstep.ranks.collectives import has_ranks
 from polarstep.ranks.layout import is_sharded
+from polarstep.routing.anatomy import unwrapped
 from polarstep.state import SHAPED_AS_PARAMETER, State
 
 __all__ = [
@@ -41,6 +43,8 @@ __all__ = [
     "refuse_shared",
 ]
 
+# Steps from one look at the model's parameters to the next.
+LOOKS_EVERY = 16
 # A learning rate is judged by its highest value in so many steps.
 LOOKED_AT = 100
 # Nothing is known to train well at a lower rate; AdamW's rates, as 3e-4 and 6e-4, are below it.
@@ -52,7 +56,9 @@ class MistakeWarnings:
 
     def __init__(self) -> None:
         self._rested: list[tuple[str, Tensor]] = []  # frozen, with a state from a checkpoint
-        self._no_gradient = self._unheld = False
+        self._no_gradient = self._told_of_unheld = False
+        self._unheld: list[str] = []  # parameters of the model with a gradient and without a group
+        self._looks = 0  # the steps at which look() was called
         self._steps = 0  # those whose rates have been looked at
         self._highest = 0.0  # the highest of Muon's rates in them
 
@@ -69,17 +75,57 @@ class MistakeWarnings:
             if not p.requires_grad and state.get(p)
         ]
 
-    def of_step(self, groups: list[Group], works: Sequence[Work], unheld: Sequence[str]) -> None:
-        """Warn of what is wrong with a step on ``works``, unless the warning was given before.
+    def look(
+        self,
+        groups: Sequence[Group],
+        model: Callable[[], nn.Module | None] | None,
+        elsewhere: frozenset[int],
+    ) -> None:
+        """Raise if the model has replaced parameters in ``groups``, and find those without a group.
 
-        ``unheld`` are parameters of the model that have a gradient and are in no group.
+        It looks at the first step, at every 16th, and where no parameter has a gradient. The parameter
+        that has taken a place counts if it has a gradient and is in no group. Where it is in a group,
+        two layers have been tied.
+
+        Args:
+            groups: the groups of the optimizer.
+            model: a weak reference to the model; ``None`` where no model is known.
+            elsewhere: the ids of parameters that another optimizer may update.
         """
+        self._unheld = []
+        known = None if model is None else model()
+        due = self._looks % LOOKS_EVERY == 0 or _has_no_gradient(groups)
+        if known is not None and due:
+            self._look_at_model(groups, known, elsewhere)
+        self._looks += 1
+
+    def _look_at_model(
+        self, groups: Sequence[Group], model: nn.Module, elsewhere: frozenset[int]
+    ) -> None:
+        held = {id(p): name for group in groups for name, p in named_params(group)}
+        unheld = {
+            unwrapped(name): id(p)
+            for name, p in model.named_parameters(remove_duplicate=False)
+            if p.grad is not None and p.requires_grad and id(p) not in held
+        }
+        if replaced := [name for name in held.values() if name in unheld]:
+            raise RuntimeError(
+                f"{_have(replaced)} been replaced in the model since the optimizer was made, as by "
+                "fully_shard, get_peft_model, to_empty, resize_token_embeddings, a new head or "
+                "load_state_dict(assign=True). The new parameter has a gradient, and the optimizer "
+                "still holds the old one: expected an optimizer that is made after the last of these "
+                "calls. Make it then, as muon_for(model), and load the state of this one, if it has any"
+            )
+        self._unheld = [name for name, key in unheld.items() if key not in elsewhere]
+
+    def of_step(self, groups: list[Group], works: Sequence[Work]) -> None:
+        """Warn of what is wrong with a step on ``works``, unless the warning was given before."""
         count = sum(len(group["params"]) for group in groups)
         updated = sum(len(work.params) for work in works)
         if not self._no_gradient and updated == 0:
             self._tell_of_no_gradient(count)
-        elif unheld and not self._unheld:
-            self._tell_of_the_unheld(unheld)
+        elif self._unheld and not self._told_of_unheld:
+            self._tell_of_the_unheld()
         if self._rested:
             self._tell_of_the_rested()
         if self._steps < LOOKED_AT:
@@ -112,7 +158,7 @@ class MistakeWarnings:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._no_gradient = self._unheld = True
+        self._no_gradient = self._told_of_unheld = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
             "updated. Expected gradients from backward(). If it has run, these are no longer the "
@@ -122,15 +168,15 @@ class MistakeWarnings:
             stacklevel=user_stacklevel(),
         )
 
-    def _tell_of_the_unheld(self, names: Sequence[str]) -> None:
-        """Warn that the parameters ``names`` were unfrozen, or have come into the model, in no group."""
-        self._unheld = True
+    def _tell_of_the_unheld(self) -> None:
+        """Warn of parameters that were unfrozen, or have come into the model, and are in no group."""
+        self._told_of_unheld = True
         warnings.warn(
-            f"{_have(names)} a gradient, but no group of this optimizer: frozen when muon_for was "
-            "called, or added to the model since, as by a new layer or weight_norm. Make the optimizer "
-            'after the last change of the model, or add them, by optimizer.add_param_group({"params": '
-            "[...]}); each gets the rule it would have had. If another optimizer updates them, say so "
-            'in muon_for by rules=[("name.*", None)]',
+            f"{_have(self._unheld)} a gradient, but no group of this optimizer: frozen when muon_for "
+            "was called, or added to the model since, as by a new layer or weight_norm. Make the "
+            "optimizer after the last change of the model, or add them, by "
+            'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
+            'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
             stacklevel=user_stacklevel(),
         )
 
@@ -148,6 +194,10 @@ class MistakeWarnings:
             "stay frozen, all is well",
             stacklevel=user_stacklevel(),
         )
+
+
+def _has_no_gradient(groups: Sequence[Group]) -> bool:
+    return all(p.grad is None for group in groups for p in group["params"])
 
 
 def _have(names: Sequence[str]) -> str:

@@ -404,7 +404,7 @@ class Muon(Checkpointed):
         if any(group["lr_factor"] is None for group in self.param_groups):
             self._measure(captured=captured)
         if not spread:
-            self._warnings.of_step(self.param_groups, works, self._origin.unheld)
+            self._warnings.of_step(self.param_groups, works)
         self._update_works(works, hooks, ranks=ranks, shared=bool(spread))
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
@@ -412,7 +412,7 @@ class Muon(Checkpointed):
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.end_step(self.param_groups)
-            self._warnings.of_step(self.param_groups, works, self._origin.unheld)
+            self._warnings.of_step(self.param_groups, works)
 
     def _collected(self, error: Exception | None, *, captured: bool) -> list[Work]:
         """What every group has to update, if no other rank has a part of it."""
@@ -433,7 +433,8 @@ class Muon(Checkpointed):
     def _error_of_changes(self) -> Exception | None:
         """What is wrong with parameters that have changed since the last step; all ranks raise it."""
         try:
-            self._origin.look(self.param_groups)
+            known = self._origin
+            self._warnings.look(self.param_groups, known.model, known.elsewhere)
             self._sizes.check(self.param_groups, self.state)
         except Exception as found:
             return found

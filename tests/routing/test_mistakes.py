@@ -10,7 +10,7 @@ from tests.routing.sample_models import mlp
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from polarstep import Muon, muon_for
-from polarstep.routing.origin import LOOKS_EVERY
+from polarstep.mistakes import LOOKS_EVERY
 
 
 def step(model, optimizer):

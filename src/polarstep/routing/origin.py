@@ -1,7 +1,8 @@
 """What an optimizer keeps of the call of :func:`polarstep.muon_for` that made it.
 
 With it the routing table says why each parameter has its rule, layers that are unfrozen later get the
-rules they would have had, and a step notices parameters that the model has replaced or added.
+rules they would have had, and a step notices parameters that the model has replaced or added
+(:mod:`polarstep.mistakes`).
 """
 
 from __future__ import annotations
@@ -18,28 +19,20 @@ from polarstep.groups import Group, named_params
 from polarstep.options import check_lr, known_options
 from polarstep.others import AdamW, Elementwise, beside
 from polarstep.rates import usual_factor
-from polarstep.routing.anatomy import unwrapped
 from polarstep.routing.choices import Choices, Routed
 from polarstep.routing.routes import Route
 
-__all__ = ["LOOKS_EVERY", "Origin", "split_by_rule"]
+__all__ = ["Origin", "split_by_rule"]
 
-# The first step looks for parameters that the model has replaced, and then every step of this number,
-# and any step for which no parameter has a gradient.
-LOOKS_EVERY = 16
 # Options that say together how a parameter is read as matrices.
 READ_BY = frozenset({"layout", "split_sizes", "split_columns", "split_repeats"})
-
-
-def _unknown() -> None:
-    """The model of an optimizer that knows none."""
 
 
 @dataclass(eq=False)
 class Origin:
     """The model and the arguments of ``muon_for``; the defaults are those of ``polarstep.Muon``."""
 
-    model: Callable[[], nn.Module | None] = _unknown
+    model: Callable[[], nn.Module | None] | None = None
     """A weak reference to the model, without wrappers around it, as DDP, which may be made anew."""
     choices: Choices | None = None
     reasons: dict[str, str] = field(default_factory=dict)
@@ -50,13 +43,10 @@ class Origin:
     """The ids of the parameters that a rule left out: another optimizer may update them."""
     vectors: Elementwise = AdamW()  # noqa: RUF009 — frozen
     """The rule for vectors that are added later and are not in the model."""
-    unheld: list[str] = field(default_factory=list)
-    """Parameters of the model that have a gradient and no group, when a step last looked."""
-    steps: int = 0
 
     def routed(self, params: Sequence[Tensor]) -> dict[int, Routed]:
         """The rules of ``muon_for`` for those of ``params`` that are in the model, by their ids."""
-        model = self.model()
+        model = None if self.model is None else self.model()
         if model is None or self.choices is None:
             return {}
         return {id(r.site.parameter): r for r in self.choices.routed_later(model, params)}
@@ -70,35 +60,6 @@ class Origin:
         names = {r.site.name for r in found.values()}
         self.left_out = tuple(row for row in self.left_out if row.name not in names)
 
-    def look(self, groups: Sequence[Group]) -> None:
-        """Raise if the model has replaced parameters in ``groups``, and find those without a group.
-
-        The parameter that has taken a place counts if it has a gradient and is in no group. Where it is
-        in a group, two layers have been tied.
-        """
-        self.unheld = []
-        model = self.model()
-        due = self.steps % LOOKS_EVERY == 0
-        if model is None or not (due or _has_no_gradient(groups)):
-            self.steps += 1
-            return
-        held = {id(p): name for group in groups for name, p in named_params(group)}
-        unheld = {
-            unwrapped(name): id(p)
-            for name, p in model.named_parameters(remove_duplicate=False)
-            if p.grad is not None and p.requires_grad and id(p) not in held
-        }
-        if replaced := [name for name in held.values() if name in unheld]:
-            raise RuntimeError(
-                f"{_have(replaced)} been replaced in the model since the optimizer was made, as by "
-                "fully_shard, get_peft_model, to_empty, resize_token_embeddings, a new head or "
-                "load_state_dict(assign=True). The new parameter has a gradient, and the optimizer "
-                "still holds the old one: expected an optimizer that is made after the last of these "
-                "calls. Make it then, as muon_for(model), and load the state of this one, if it has any"
-            )
-        self.unheld = [name for name, key in unheld.items() if key not in self.elsewhere]
-        self.steps += 1
-
     def pickled(self) -> Origin:
         """What a pickle of the optimizer holds: neither the model, nor the rules for its parameters."""
         return Origin(reasons=self.reasons, left_out=self.left_out, vectors=self.vectors)
@@ -109,7 +70,7 @@ class Origin:
         The copy knows a model only if ``memo`` has it, as in ``deepcopy((model, optimizer))``, or where
         the model holds its optimizer.
         """
-        model = memo.get(id(self.model()))
+        model = None if self.model is None else memo.get(id(self.model()))
         known = copy.deepcopy(self.pickled(), memo)
         if model is None:
             return known
@@ -166,12 +127,3 @@ def split_by_rule(
         if names:
             parts[i]["param_names"] = [names[id(p)] for p in part["params"]]
     return sorted(parts, key=lambda part: part["algorithm"] == "muon")
-
-
-def _has_no_gradient(groups: Sequence[Group]) -> bool:
-    return all(p.grad is None for group in groups for p in group["params"])
-
-
-def _have(names: Sequence[str]) -> str:
-    """The start of a sentence: ``a.weight has``, or ``a.weight and 2 more have``."""
-    return f"{names[0]} and {len(names) - 1} more have" if len(names) > 1 else f"{names[0]} has"
