@@ -190,7 +190,10 @@ def loss_over_steps(numbers: Mapping[str, Number]) -> str:
 
 
 def loss_over_seconds(numbers: Mapping[str, Number]) -> str:
-    """A GPT of 5 layers × 768, each optimizer alone on one H200, over seconds of training."""
+    """A GPT of 5 layers × 768, each optimizer alone on one H200, over seconds of training.
+
+    ``polarstep`` is the map, the transform and the scale of ``muon_for``, here without decay as all are.
+    """
     shown = (
         ("AdamW", "adamw", "adamw"),
         ("torch.optim.Muon", "other", "torch-muon"),
@@ -203,7 +206,9 @@ def loss_over_seconds(numbers: Mapping[str, Number]) -> str:
         points = [(step * run["step_ms"] / 1000, value) for step, value in run["curve"]]
         drawn.append((name, kind, points))
     axes = Axes([0, 10, 20, 30, 40], [50, 60, 80, 100, 150, 200], log_y=True)
-    parts = axes.draw("A GPT, validation perplexity", "seconds on one H200, one seed")
+    parts = axes.draw(
+        "A GPT, validation perplexity", "seconds on one H200, one seed, no weight decay"
+    )
     return svg(
         "Perplexity over seconds of training",
         "; ".join(f"{n} ends at {p[-1][1]:.1f} after {p[-1][0]:.1f} s" for n, _, p in drawn),
@@ -278,7 +283,7 @@ def cost_and_quality(numbers: Mapping[str, Number]) -> str:
     for name, (slug, kind, right, down) in SHOWN.items():
         cost = numbers[f"{slug}.step.nanogpt"]
         gap = numbers.get(f"{slug}.gap.25m", Number(0.0, "0%", ""))
-        x, y = axes.at(math.sqrt((cost.low or cost.value) * cost.value), gap.value)
+        x, y = axes.at(cost.value, gap.value)
         if gap.low is not None and gap.high is not None:
             ends = (min(max(end, axes.ys[0]), axes.ys[-1]) for end in (gap.low, gap.high))
             low, high = (axes.at(axes.begin, end)[1] for end in ends)

@@ -18,7 +18,7 @@ __all__ = ["TABLES", "Table"]
 class Table:
     """``corner`` is the title of the first column; rows and columns go from titles to parts of names.
 
-    A column whose pattern ends with ``!`` shows numbers without their intervals and seeds.
+    A column whose pattern ends with ``!`` shows numbers without intervals and seeds, with ``±`` without seeds.
     """
 
     corner: str
@@ -41,11 +41,11 @@ class Table:
 
 def cell(pattern: str, row: str, numbers: Mapping[str, Number]) -> str:
     """The text of a number, with spaces that do not break."""
-    number = numbers.get(pattern.removesuffix("!").replace("{}", row))
+    form = {"±": 1, "!": 2}.get(pattern[-1], 0)
+    number = numbers.get(pattern.rstrip("±!").replace("{}", row))
     if number is None:
         return "–"
-    text = forms(number.text)[2] if pattern.endswith("!") else number.text
-    return text.replace(" ", "\N{NO-BREAK SPACE}")
+    return forms(number.text)[form].replace(" ", "\N{NO-BREAK SPACE}")
 
 
 _MAPS = {
@@ -80,16 +80,17 @@ TABLES = {
     "readme": Table(
         "optimizer",
         {
-            "step, nanoGPT's matrices": "{}.step.nanogpt",
-            "step, an 8B layer": "{}.step.8b",
+            "perplexity (n = 3)": "{}.perplexity.25m±",
             "training step": "{}.whole-step",
+            "step, 768": "{}.step.nanogpt",
+            "step, 8B layer": "{}.step.8b",
         },
         {
             "AdamW": "adamw",
             "`torch.optim.Muon`": "torch-muon",
             "NorMuon of dion": "normuon",
             "ours, full space": "full",
-            'ours, `"auto"` and normalized rows': "auto-rows",
+            "ours, the default": "auto-rows-fan",
         },
     ),
     "step-cost": Table(

@@ -194,7 +194,7 @@ def test_on_a_package_index_every_link_of_the_readme_is_absolute() -> None:
     assert len(links) > 15
     assert all(link.startswith("https://") for link in links)
     assert "(https://example.org/polarstep/blob/v1.2.3/docs/which.md)" in text
-    assert "(https://example.org/polarstep/raw/v1.2.3/docs/assets/loss-over-steps.svg)" in text
+    assert "(https://example.org/polarstep/raw/v1.2.3/docs/assets/loss-over-seconds.svg)" in text
     assert module["absolute"](text, "https://elsewhere.org", "v2") == text
 
 

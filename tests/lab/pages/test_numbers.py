@@ -101,10 +101,12 @@ def test_a_table_has_a_cell_for_each_number(number):
     tables = importlib.import_module("pages.tables")
     numbers = {"auto.gap": number.Number(-0.3, "−0.3% ± 0.9 (n = 3)", "x")}
     table = tables.Table(
-        "map", {"gap": "{}.gap", "short": "{}.gap!", "none": "{}.x"}, {"A": "auto"}
+        "map",
+        {"gap": "{}.gap", "half": "{}.gap±", "short": "{}.gap!", "none": "{}.x"},
+        {"A": "auto"},
     )
     assert table.markdown(numbers).split("\n")[-1] == (
-        "| A | −0.3%\u00a0±\u00a00.9\u00a0(n\u00a0=\u00a03) | −0.3% | – |"
+        "| A | −0.3%\u00a0±\u00a00.9\u00a0(n\u00a0=\u00a03) | −0.3%\u00a0±\u00a00.9 | −0.3% | – |"
     )
     with pytest.raises(ValueError, match="no name begins with 'full'"):
         tables.Table("map", {"gap": "{}.gap"}, {"F": "full"}).markdown(numbers)
