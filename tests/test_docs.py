@@ -98,6 +98,7 @@ RUN_BY = {
     "docs/integrations/peft.md": "tests/integrations/test_peft.py",
     "docs/integrations/timm.md": "tests/integrations/test_timm.py",
     "docs/integrations/torchtitan.md": "tests/integrations/test_torchtitan.py",
+    "docs/integrations/trl.md": "tests/integrations/test_trl.py",
 }
 
 
