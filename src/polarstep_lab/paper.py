@@ -6,10 +6,9 @@ and (Randomized) Inexact Polar Decomposition". Whatever compares with the paper 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from polarstep_lab.estimates import Estimate
 
@@ -23,7 +22,6 @@ __all__ = [
     "TRAINING_TOKENS",
     "Benchmark",
     "Method",
-    "Order",
     "Published",
     "PublishedTable",
 ]
@@ -111,14 +109,6 @@ class Published:
         return Estimate(self.mean, self.std, self.seeds)
 
 
-class Order(NamedTuple):
-    """What became of the pairs of methods that the paper tells apart at 95%."""
-
-    same: int  # in the same order here
-    unclear: int  # not told apart here
-    turned: list[tuple[str, str]]  # the other way round, with the larger figure here first
-
-
 @dataclass(frozen=True)
 class PublishedTable:
     """What the paper's figures of one benchmark were measured on, and the figures by method name."""
@@ -131,22 +121,6 @@ class PublishedTable:
     def source(self) -> str:
         """One line for a caption."""
         return f"Table 2 of the paper, {self.data}, {self.seeds} seeds"
-
-    def order(self, found: Mapping[str, Estimate]) -> Order:
-        """Whether methods come in the paper's order by the figures ``found`` here."""
-        same, unclear, turned = 0, 0, []
-        for a, b in itertools.combinations(found, 2):
-            paper = self.rows[a].estimate.minus(self.rows[b].estimate)
-            here = found[a].minus(found[b])
-            if not paper.clear:
-                continue
-            if not here.clear:
-                unclear += 1
-            elif (here.value > 0) is (paper.value > 0):
-                same += 1
-            else:
-                turned.append((a, b) if here.value > 0 else (b, a))
-        return Order(same, unclear, turned)
 
 
 # One line for each of METHODS: mean and standard deviation of the metric, GFLOPs per step.

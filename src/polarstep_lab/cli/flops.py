@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,7 +12,6 @@ from rich.console import Console
 from rich.table import Table
 
 from polarstep.ranks.plans import PLANS
-from polarstep_lab.cli.failures import clear_errors
 from polarstep_lab.flops import (
     METHODS,
     OURS,
@@ -34,7 +32,6 @@ from polarstep_lab.flops.communication import (
 )
 from polarstep_lab.flops.ledger import percent
 from polarstep_lab.flops.workload import workload_named, workload_names
-from polarstep_lab.storage import refuse_unwritable
 
 __all__ = ["flops"]
 
@@ -63,10 +60,6 @@ def flops(
     mesh: Annotated[
         MeshName, typer.Option(help="How parameters lie on the ranks; hsdp shards by eights.")
     ] = "fsdp",
-    figure: Annotated[
-        Path | None,
-        typer.Option(help="Write a figure of both over 1 to 1024 ranks: NAME.png or NAME.svg."),
-    ] = None,
 ) -> None:
     """Show the optimizer GFLOPs per step of the seven methods of Table 2, and of the deflated map.
 
@@ -78,19 +71,6 @@ def flops(
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
     if as_json and as_markdown:
         raise typer.BadParameter("--json and --markdown: expected at most one of the two")
-    if figure is not None and figure.suffix not in (".png", ".svg"):
-        raise typer.BadParameter(
-            f"{figure.name}: expected NAME.png or NAME.svg", param_hint="--figure"
-        )
-    if figure is not None:
-        from polarstep_lab.report.communication_figure import write_figure
-
-        with clear_errors(""):
-            refuse_unwritable(figure, "--figure")
-            write_figure(figure, workload, mesh)
-        typer.echo(f"written to {figure}")
-        if ranks is None:
-            return
     if ranks is not None:
         _on_ranks(workload, mesh_of(mesh, ranks), as_json)
     elif as_json:

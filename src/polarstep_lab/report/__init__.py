@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from polarstep_lab.report.blocks import Block
-from polarstep_lab.report.content import blocks_of
-from polarstep_lab.report.folder import write_folder
-from polarstep_lab.report.grouping import sections_of
-from polarstep_lab.report.pages import html_page, markdown_page
-from polarstep_lab.report.panels import Drawing
-from polarstep_lab.report.rows import Section
-from polarstep_lab.report.runs import Runs, collect_runs
-from polarstep_lab.report.tables import runs_csv, summary_csv
+from polarstep_lab.report.ablations import ablation_blocks
+from polarstep_lab.report.comparison import comparison_blocks, headline
+from polarstep_lab.report.figures import Drawing
+from polarstep_lab.report.gamma import gamma_blocks
+from polarstep_lab.report.gradient_noise import noise_blocks
+from polarstep_lab.report.page import (
+    Block,
+    Commands,
+    Heading,
+    html_page,
+    markdown_page,
+    write_folder,
+)
+from polarstep_lab.report.rows import Section, sections_of
+from polarstep_lab.report.runs import RUN_COLUMNS, Runs, collect_runs
 from polarstep_lab.storage import StorageError
 
 __all__ = ["report_files", "summary_of", "write_report"]
@@ -36,31 +42,43 @@ def report_files(
     paths: Sequence[Path | str],
     title: str = _TITLE,
     progress: Callable[[str], object] = lambda _: None,
-) -> dict[str, bytes]:
+) -> dict[str, str]:
     """All files of a report, by their path in its folder; they depend on the records alone."""
     runs, shown, notices = _read(paths)
-    figures: dict[str, bytes] = {}
+    figures: dict[str, str] = {}
     for section, blocks in shown.items():
         progress(section.recipe)
-        for drawing in (block for block in blocks if isinstance(block, Drawing)):
-            svg, png = drawing.files
-            figures |= {
-                f"figures/{drawing.name}.svg": svg.encode(),
-                f"figures/{drawing.name}.png": png,
-            }
-    texts = {
+        drawings = (block for block in blocks if isinstance(block, Drawing))
+        figures |= {f"figures/{drawing.name}.svg": drawing.svg for drawing in drawings}
+    return {
         "index.html": html_page(title, runs, shown, notices),
         "summary.md": markdown_page(shown, notices),
-        "summary.csv": summary_csv([*shown]),
-        "runs.csv": runs_csv(runs),
+        "runs.csv": runs.frame.to_csv(columns=RUN_COLUMNS, index=False, lineterminator="\n"),
+        **figures,
     }
-    return {name: text.encode() for name, text in texts.items()} | figures
 
 
 def summary_of(paths: Sequence[Path | str]) -> str:
     """The text and the tables of a report as Markdown, without its figures, which take the time."""
     _, shown, notices = _read(paths)
     return markdown_page(shown, notices)
+
+
+def blocks_of(section: Section) -> list[Block]:
+    """All parts of a section, in the order in which they are read."""
+    rows = [(row.label, row.commands) for row in section.rows]
+    rows += [
+        (f"{row.label}, {a.subject}", row.commands) for a in section.ablations for row in a.rows
+    ]
+    return [
+        *headline(section),
+        *comparison_blocks(section),
+        *ablation_blocks(section),
+        *noise_blocks(section),
+        *gamma_blocks(section),
+        Heading("Commands"),
+        Commands(rows),
+    ]
 
 
 def _read(paths: Sequence[Path | str]) -> tuple[Runs, dict[Section, list[Block]], tuple[str, ...]]:

@@ -1,163 +1,223 @@
-"""The figures of a comparison: trajectories, and quality against cost.
+"""Common ground of all figures: panels of series in SVG, which comes out the same every time.
 
-Trajectories are of validation perplexity for nanoGPT and of validation loss for CIFAR-10, as in the
-paper's figures.
+matplotlib is driven without pyplot: no global figure, no backend, no display. SVG ids are salted
+with the name of the figure, which makes them reproducible and distinct within one page.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
 
+import matplotlib as mpl
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-from polarstep_lab.estimates import Estimate
-from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.palette import Look
-from polarstep_lab.report.panels import ALARM, Drawing, Panel, Series
-from polarstep_lab.report.rows import Row, Section
-from polarstep_lab.wording import listed
+__all__ = ["ALARM", "INK", "INK_SOFT", "Drawing", "Look", "Panel", "Series", "looks", "shades"]
 
-__all__ = ["Curve", "cost_figure", "curve_of", "trajectory_figure"]
-
-FAR_OFF = 4.0
-"""A method this many times worse than the median method is named in the caption and not drawn."""
+INK, INK_SOFT, RULE, PAGE, ALARM = "#1b1d23", "#5a5e69", "#d9dce3", "#fefefe", "#b3261e"
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Mean ± one standard deviation over finished seeds, at the steps that all of them share.
+class Look:
+    """How one series is drawn."""
 
-    ``points`` has columns ``mean``, ``std`` and ``seconds`` and the steps as its index; seconds are the
-    median over the runs whose times the tables show, and NaN without such a run. ``broken`` has the
-    status and the points of each run that did not finish, with columns ``value`` and ``seconds``.
+    colour: str
+    dash: str = "-"
+    marker: str = "o"
+
+
+# All stand out from the page and from one another, for the three kinds of colour blindness, too.
+_COLOURS = (
+    "#6b6875", "#c97a04", "#2a62f0", "#1f9a5f", "#1d1a5e", "#a11a00", "#b165c8", "#2d0309", "#5d12a1",
+    "#0a583b",
+)  # fmt: skip
+_SHADES = ("#9fb4d8", "#7796cc", "#5079bd", "#2f5da6", "#1d4484", "#122c5c", "#081737")
+_DASHES = ("-", "--", "-.", ":")
+_MARKERS = ("o", "s", "D", "^", "v", "P", "X")
+
+
+def looks(count: int) -> list[Look]:
+    """Looks for ``count`` rows: neighbours differ in colour and marker, further rows in the dash.
+
+    >>> len(set(looks(40)))
+    40
+    """
+    return [
+        Look(
+            _COLOURS[i % len(_COLOURS)],
+            _DASHES[i // len(_COLOURS) % len(_DASHES)],
+            _MARKERS[i % len(_MARKERS)],
+        )
+        for i in range(count)
+    ]
+
+
+def shades(count: int) -> list[Look]:
+    """Looks for ``count`` values in order, from pale to deep."""
+    last = len(_SHADES) - 1
+    places = [round(i * last / (count - 1)) for i in range(count)] if count > 1 else [last // 2]
+    return [Look(_SHADES[place]) for place in places[:count]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, points or a band; from ``low`` to ``high`` there are error bars, or a ``band``.
+
+    A point whose ``low`` is NaN has no bar.
     """
 
-    row: Row
-    points: pd.DataFrame
-    broken: tuple[tuple[str, pd.DataFrame], ...]
+    label: str
+    look: Look
+    x: Any
+    y: Any = None
+    low: Any = None
+    high: Any = None
+    band: bool = False
+
+    def paint(self, axes: Axes) -> None:
+        """Draw the series."""
+        x, look = np.asarray(self.x), self.look
+        style: dict[str, Any] = {"color": look.colour, "linestyle": look.dash, "zorder": 3}
+        if self.band:
+            shade: dict[str, Any] = {"alpha": 0.2, "linewidth": 1.8 if len(x) == 1 else 0.0}
+            name = self.label if self.y is None else None
+            axes.fill_between(x, self.low, self.high, color=look.colour, label=name, **shade)
+            if self.y is not None:  # a few markers, to tell lines of like colours apart
+                style |= {"marker": look.marker, "markersize": 4}
+                style["markevery"] = max(1, len(x) // 7)
+                axes.plot(x, self.y, label=self.label, **style)
+            return
+        y = np.asarray(self.y)
+        bars = None if self.low is None else [y - np.asarray(self.low), np.asarray(self.high) - y]
+        if bars is not None and np.isnan(bars[0]).all():
+            bars = None
+        style |= {"marker": look.marker, "markersize": 5, "capsize": 2.5, "elinewidth": 1.0}
+        axes.errorbar(x, y, yerr=bars, label=self.label, **style)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The series that share two axes; ``finish`` does what is special to the panel."""
+
+    series: Sequence[Series]
+    xlabel: str = ""
+    ylabel: str = ""
+    title: str = ""
+    xscale: str = "linear"
+    yscale: str = "linear"
+    finish: Callable[[Axes], object] = lambda axes: None
+
+
+_TEXT = ("text.color", "axes.labelcolor", "axes.titlecolor", "legend.labelcolor")
+_RC: dict[Any, Any] = {
+    **dict.fromkeys([*_TEXT, "xtick.labelcolor", "ytick.labelcolor"], INK),
+    **dict.fromkeys(["axes.edgecolor", "xtick.color", "ytick.color"], INK_SOFT),
+    **dict.fromkeys(["axes.facecolor", "figure.facecolor", "savefig.facecolor"], PAGE),
+    **dict.fromkeys(["axes.spines.right", "axes.spines.top", "legend.frameon"], False),
+    "axes.linewidth": 0.8,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same metrics on every machine
+    "font.size": 10,
+    "grid.color": RULE,
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.8,
+    "lines.solid_capstyle": "round",
+    "svg.fonttype": "none",  # text stays text: selectable, searchable, in the reader's font
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One figure of ``size`` inches: panels in a grid of ``columns`` columns."""
+
+    name: str
+    title: str
+    caption: str
+    size: tuple[float, float]
+    panels: Sequence[Panel]
+    columns: int
+    sharey: bool | Literal["row"] = True
+
+    @cached_property
+    def svg(self) -> str:
+        """The figure, drawn when it is first asked for."""
+        with mpl.rc_context():
+            mpl.rcdefaults()  # a matplotlibrc of the machine must not reach the figure
+            mpl.rcParams.update({**_RC, "svg.hashsalt": self.name})
+            figure = Figure(figsize=self.size, layout="constrained")
+            self.paint(figure)
+            file = io.BytesIO()
+            # No date and no version of the software: the same records give the same file.
+            told = {"Title": self.title, "Date": None, "Creator": None}
+            figure.savefig(file, format="svg", metadata=told)
+        return file.getvalue().decode()
 
     @property
-    def final(self) -> float:
-        """The mean at the last step; NaN where no seed finished."""
-        return math.nan if self.points.empty else float(self.points["mean"].iloc[-1])
+    def inline(self) -> str:
+        """The figure for use within a page: no XML header and no fixed size."""
+        opening, rest = self.svg[self.svg.index("<svg") :].split(">", 1)
+        opening = re.sub(r' (width|height)="[^"]*"', "", opening)
+        opening += f' role="img" aria-labelledby="{self.name}-caption"'
+        return f"{opening}>{re.sub(r'<metadata>.*?</metadata>', '', rest, flags=re.DOTALL)}"
 
-    def series(self, against: str, look: Look) -> list[Series]:
-        """The mean with its band, then a dotted line for each run that did not finish.
+    def paint(self, figure: Figure) -> None:
+        """Paint the panels, and below them the name of each series once.
 
-        Over seconds there is no line for runs whose times do not count.
+        Panels that share their y axis with a neighbour on the left have no label of their own for it.
         """
-        points = self.points.reset_index(names="steps")
-        mean, std = points["mean"], points["std"]
-        found = [
-            Series(self.row.label, look, points[against], mean, mean - std, mean + std, band=True)
-        ]
-        for _, lost in self.broken:
-            x = lost.reset_index(names="steps")[against]
-            found += [Series("", replace(look, dash=":", marker=""), x, lost["value"])]
-        return [series for series in found if series.x.notna().any()]
+        columns = min(self.columns, len(self.panels))
+        rows = math.ceil(len(self.panels) / columns)
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=self.sharey)
+        for axes in grid.flat[len(self.panels) :]:
+            axes.remove()
+        names: dict[str, Any] = {}
+        for place, (axes, panel) in enumerate(zip(grid.flat, self.panels, strict=False)):
+            for series in panel.series:
+                series.paint(axes)
+            axes.set(xscale=panel.xscale, yscale=panel.yscale, xlabel=panel.xlabel)
+            axes.set(ylabel="" if self.sharey and place % columns else panel.ylabel)
+            axes.set(title=panel.title, axisbelow=True)
+            axes.grid(True, axis="y")
+            panel.finish(axes)
+            handles, labels = axes.get_legend_handles_labels()
+            names |= dict(zip(labels, handles, strict=True))
+        for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+            if axis.get_scale() == "log":
+                _plain_log_ticks(axis)
+        if names:
+            columns = max(1, min(4, 120 // max(map(len, names))))  # so many fit beside one another
+            below: dict[str, Any] = {"loc": "outside lower center", "ncols": columns}
+            figure.legend([*names.values()], [*names], fontsize=9, **below)
+            # The figure has room for three lines of names; the panels must not pay for more of them.
+            more = math.ceil(len(names) / columns) - 3
+            width, height = figure.get_size_inches()
+            figure.set_size_inches(width, height + 0.2 * max(more, 0))
 
 
-def curve_of(row: Row, benchmark: str) -> Curve:
-    """The trajectory of a row, from the validations of its runs."""
-    found = {index: _validations(run, benchmark) for index, run in row.runs["record"].items()}
-    found = {index: log for index, log in found.items() if not log.empty}
-    finished = [found[index] for index in row.finished.index if index in found]
-    timed = finished if len(row.devices) == 1 else []
-    points = pd.DataFrame(columns=["mean", "std", "seconds"], dtype=float)
-    if finished:
-        values = pd.concat([log["value"] for log in finished], axis="columns").dropna()
-        points = values.agg(["mean", "std"], axis="columns").fillna({"std": 0.0})
-        points["seconds"] = math.nan
-        if timed:
-            seconds = pd.concat([log["seconds"] for log in timed], axis="columns")
-            points["seconds"] = seconds.median(axis="columns")
-    lost = row.runs.loc[[*found]].query("status != 'finished'")
-    broken = [(run["status"], found[i]) for i, run in lost.iterrows()]
-    return Curve(row, points, tuple(broken))
+def points_only(look: Look) -> Look:
+    """The look without the line between its points."""
+    return replace(look, dash="none")
 
 
-def _validations(run: RunRecord, benchmark: str) -> pd.DataFrame:
-    """Value and training seconds of each validation of a run, by step, where the value is finite."""
-    columns = ["step", "loss", "perplexity", "seconds"]
-    frame = pd.DataFrame([vars(row) for row in run.rows("val")], columns=columns)
-    frame = frame.set_index("step").astype(float)
-    perplexity = frame["perplexity"].fillna(np.exp(frame["loss"].clip(upper=700)))
-    frame["value"] = frame["loss"] if benchmark == "cifar10" else perplexity
-    return frame[np.isfinite(frame["value"])]
-
-
-def trajectory_figure(section: Section, name: str) -> Drawing | None:
-    """All methods against steps and against time."""
-    curves = [curve_of(row, section.benchmark) for row in section.rows]
-    if all(curve.points.empty and not curve.broken for curve in curves):
-        return None
-    quantity = f"Validation {'loss' if section.benchmark == 'cifar10' else 'perplexity'}"
-    scale = _scale(section)
-
-    def finish(axes: Axes) -> None:
-        # A run on its way to infinity does not stretch the axis.
-        means = [1.5 * curve.points["mean"].max() for curve in curves if not curve.points.empty]
-        top = min([axes.get_ylim()[1], *([max(means)] if means else [])])
-        axes.set_ylim(top=top)
-        for status, lost in (broken for curve in curves for broken in curve.broken):
-            if status == "diverged":
-                x, y = lost.index[-1], min(lost["value"].iloc[-1], top)
-                axes.plot(x, y, "x", color=ALARM, zorder=5, clip_on=False)
-
-    steps, seconds = (
-        [series for curve in curves for series in curve.series(key, section.looks[curve.row])]
-        for key in ("steps", "seconds")
-    )
-    panels = [Panel(steps, "Training step", quantity, yscale=scale, finish=finish)]
-    if seconds:
-        panels.append(Panel(seconds, "Seconds since the run began", quantity, yscale=scale))
-    caption = f"{quantity}, mean over the seeds that finished; the band is one standard deviation."
-    ended = [curve for curve in curves if not curve.points.empty]
-    untimed = [curve.row.label for curve in ended if curve.points["seconds"].isna().all()]
-    if untimed:
-        caption += f" Without times that count: {listed(untimed) if seconds else 'all runs'}."
-    if any(curve.broken for curve in curves):
-        caption += " Thin dotted lines are runs that did not finish; × marks where one diverged."
-    return Drawing.of_panels(name, "Trajectories", caption, (10.5, 4.9), panels, columns=2)
-
-
-def cost_figure(section: Section, name: str) -> Drawing | None:
-    """The final metric against what the optimizer costs, in FLOPs and in measured time."""
-    scored = {row: row.metric for row in section.rows if row.metric}
-    costs = {
-        "Optimizer GFLOPs per step (ledger)": {row: row.gflops for row in scored},
-        "Optimizer milliseconds per step (measured)": {
-            r: r.times["optimizer_ms_per_step"] for r in scored
-        },
-    }
-    middle = float(np.median([metric.mean for metric in scored.values()] or [0.0]))
-    limit = math.inf if section.metric.higher_is_better else FAR_OFF * middle
-    far_off = [f"{row.label} ({m.mean:.4g})" for row, m in scored.items() if m.mean > limit]
-    panels: list[Panel] = []
-    for label, by_row in costs.items():
-        series = [
-            _point(row.label, replace(section.looks[row], dash="none"), cost, scored[row])
-            for row, cost in by_row.items()
-            if cost and not math.isnan(cost) and scored[row].mean <= limit
-        ]
-        if len(series) > 1:
-            quality = section.metric.name
-            panels.append(Panel(series, label, quality, xscale="log", yscale=_scale(section)))
-    better = "up" if section.metric.higher_is_better else "down"
-    caption = f"Better is {better} and to the left; bars are one standard deviation over seeds."
-    caption += f" Far above the axis: {listed(far_off)}." if far_off else ""
-    return Drawing.of_panels(name, "Quality against cost", caption, (10.5, 4.4), panels, columns=2)
-
-
-def _point(label: str, look: Look, x: float, metric: Estimate) -> Series:
-    """The mean of a metric with a bar of one standard deviation."""
-    mean, spread = np.array([metric.mean]), metric.std or 0.0
-    return Series(label, look, [x], mean, mean - spread, mean + spread)
-
-
-def _scale(section: Section) -> str:
-    """``"log"`` for perplexity, which is the exponential of the loss; ``"linear"`` for accuracy."""
-    return "linear" if section.metric.higher_is_better else "log"
+def _plain_log_ticks(axis: Any) -> None:
+    """10, 20, 50 rather than powers of ten alone; on a short axis, evenly spaced numbers."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low) if low > 0 else 1.0
+    if decades < 0.6:
+        locator: Locator = MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10])
+    else:
+        wide, medium, narrow = (1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+        locator = LogLocator(subs=wide if decades > 3 else medium if decades > 1.3 else narrow)
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))

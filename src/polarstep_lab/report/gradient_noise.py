@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, NullFormatter
 
 from polarstep_lab.records.record import RunRecord
-from polarstep_lab.report.blocks import Block, Table, part
-from polarstep_lab.report.palette import CHROME, Look, ordinal_looks
-from polarstep_lab.report.panels import ALARM, Drawing, Panel, Series
+from polarstep_lab.report.figures import ALARM, INK, INK_SOFT, Drawing, Look, Panel, Series, shades
+from polarstep_lab.report.page import Block, Table, part
 from polarstep_lab.report.rows import Row, Section
 from polarstep_lab.wording import MISSING, in_digits
 
@@ -34,11 +33,11 @@ _CAPTION = (
 )
 _LIKE_INFINITY = 1000.0
 _X_LABEL = "Training step"
-_INK, _GREY, *_ = CHROME
-_PALE, _DEEP = ordinal_looks(7)[2:5:2]
+_INK, _GREY = Look(INK), Look(INK_SOFT)
+_PALE, _DEEP = shades(7)[2:5:2]
 
 
-def noise_blocks(section: Section) -> list[Block | None]:
+def noise_blocks(section: Section) -> list[Block]:
     """The noise of all rows that measured it, in a table and in a figure for each."""
     rows = section.all_rows
     figures = [noise_figure(row, f"{section.slug}-noise-{i}") for i, row in enumerate(rows)]
@@ -73,7 +72,7 @@ def noise_figure(row: Row, name: str) -> Drawing | None:
         return None
     panels = [_tail_panel(run), _growth_panel(run), _size_panel(run)]
     title, caption = "Noise of the gradient", _figure_caption(row, run)
-    return Drawing.of_panels(name, title, caption, (13, 5), panels, columns=3, sharey=False)
+    return Drawing(name, title, caption, (13, 5), panels, columns=3, sharey=False)
 
 
 def _tail_panel(run: RunRecord) -> Panel:
@@ -103,7 +102,7 @@ def _growth_panel(run: RunRecord) -> Panel:
     sums = _indices(hidden, "growth").groupby("examples")
     growth = [
         _inverse(found, f"sums of {length} examples", look)
-        for look, (length, found) in zip(ordinal_looks(len(sums)), sums, strict=True)
+        for look, (length, found) in zip(shades(len(sums)), sums, strict=True)
     ]
     alphas = (1, 1.2, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2, 2.1, 2.2)
     axis = partial(_alpha_axis, steps=_steps(run), alphas=alphas, low=0.45, high=0.6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ import pandas as pd
 from polarstep_lab.paper import ABLATED_METHOD, ABLATIONS, TABLE_2, Published
 from polarstep_lab.records.archive import ARCHIVE, split_path
 from polarstep_lab.records.record import UNREADABLE, RunRecord, RunSpec, find_runs
-from polarstep_lab.records.settings import keeps_setting, set_beside_axis, setting_of
 from polarstep_lab.wording import plural
 
 __all__ = [
@@ -27,6 +27,8 @@ __all__ = [
     "at_a_time",
     "collect_runs",
     "data_of",
+    "setting_of",
+    "settings_in",
 ]
 
 STATUSES = ("finished", "diverged", "failed", "stopped", "unfinished")
@@ -41,11 +43,14 @@ class Metric(NamedTuple):
     decimals: int
 
 
-METRICS = (
-    Metric("test_accuracy", "Test accuracy", True, 4),
-    Metric("test_perplexity", "Test perplexity", False, 2),
-    Metric("val_perplexity", "Validation perplexity", False, 2),
-)
+METRICS = {
+    metric.key: metric
+    for metric in (
+        Metric("test_accuracy", "Test accuracy", True, 4),
+        Metric("test_perplexity", "Test perplexity", False, 2),
+        Metric("val_perplexity", "Validation perplexity", False, 2),
+    )
+}
 """The metrics that a run may be judged by. Older nanoGPT records have a validation perplexity only."""
 
 STEP_TIMES = ["optimizer_ms_per_step", "step_ms"]
@@ -130,7 +135,7 @@ def _line(run: RunRecord) -> dict[str, Any]:
         "device": _device(run),
         "record": run,
         "setting": setting_of(run) + data_of(run.environment),
-        "besides": set_beside_axis(spec),
+        "besides": _set_beside_axis(spec),
         "paper": _published(spec),
         "began": began,
         # The end is as early as the record's whole seconds allow, so that a run does not overlap with
@@ -142,9 +147,65 @@ def _line(run: RunRecord) -> dict[str, Any]:
 # --- what was run ---------------------------------------------------------------------------------
 
 
+def setting_of(run: RunRecord) -> str:
+    """What determines a run apart from its seed, as a string to compare.
+
+    The device and how often the run logged are left out; times are kept apart by device elsewhere.
+    """
+    return json.dumps(settings_in(run.spec.config), sort_keys=True, default=str)
+
+
+def settings_in(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a config that determine its result, by dotted path.
+
+    >>> settings_in({"seed": 1, "data": {"batch": 8}, "runtime": {"device": "cpu", "compile": None}})
+    {'data.batch': 8, 'runtime.compile': None}
+    """
+    found: dict[str, Any] = {}
+    for key, value in config.items():
+        inner = settings_in(value) if isinstance(value, Mapping) else {}
+        found |= {f"{key}.{name}": v for name, v in inner.items()} if inner else {key: value}
+    kept = ("runtime.precision", "runtime.compile")
+    return {
+        k: v for k, v in found.items() if k in kept or not f"{k}.".startswith(("seed.", "runtime."))
+    }
+
+
+def data_of(environment: Mapping[str, Any]) -> str:
+    """Digests of the text or the images that a run read, as far as its record has them."""
+    return " ".join(str(environment.get(key, "")) for key in ("data_digest", "held_out_digest"))
+
+
+def _set_beside_axis(run: RunSpec) -> str:
+    """The overrides of an ablation besides its axis, as text; seed and runtime settings are left out."""
+    if run.ablation is None:
+        return ""
+    shown = [
+        f"{key.removeprefix('optimizer.polar.')}={value}"
+        for key, value in sorted(run.overrides.items())
+        if not f"{key}.".startswith(("runtime.", "seed."))
+        and key.split(".")[-1] != run.ablation.axis
+    ]
+    return ", ".join(shown)
+
+
+_HARMLESS = ("seed", "runtime.", "data.root", "evaluation.every")
+"""Overrides that say where and how to run, not what: the setting is still the recipe's."""
+
+
 def _published(run: RunSpec) -> Published | None:
-    """The figure for a run in exactly the setting of Table 2 or of the authors' ablations."""
-    if run.recipe != run.benchmark or not keeps_setting(run.overrides):
+    """The figure for a run in exactly the setting of Table 2 or of the authors' ablations.
+
+    Shards may lie anywhere, but must be FineWeb's: on other text a perplexity is another quantity.
+    """
+
+    def harmless(key: str, value: object) -> bool:
+        if key in ("data.train", "data.val"):
+            given = value if isinstance(value, list | tuple) else [value]
+            return all("fineweb" in str(pattern).lower() for pattern in given)
+        return key.startswith(_HARMLESS)
+
+    if run.recipe != run.benchmark or not all(harmless(*item) for item in run.overrides.items()):
         return None
     if run.ablation is None:
         return TABLE_2[run.benchmark].rows.get(run.method)
@@ -152,11 +213,6 @@ def _published(run: RunSpec) -> Published | None:
         return None
     axis, value = run.ablation.axis, run.ablation.value
     return ABLATIONS.get(axis, {}).get(value) if isinstance(value, int | str) else None
-
-
-def data_of(environment: Mapping[str, Any]) -> str:
-    """Digests of the text or the images that a run read, as far as its record has them."""
-    return " ".join(str(environment.get(key, "")) for key in ("data_digest", "held_out_digest"))
 
 
 # --- how it was timed -----------------------------------------------------------------------------

@@ -13,8 +13,8 @@ from tests.lab.experiments.small import ablation_runs, comparison_runs
 from polarstep_lab.jobs.job import Job
 from polarstep_lab.paper import METHODS, TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunSpec
-from polarstep_lab.report import pages
-from polarstep_lab.report.content import blocks_of
+from polarstep_lab.report import blocks_of
+from polarstep_lab.report.page import markdown_page
 from polarstep_lab.storage import JsonLines, write_json
 
 DEVICE = "Synthetic CPU"
@@ -22,7 +22,7 @@ DEVICE = "Synthetic CPU"
 
 def markdown(sections, notices) -> str:
     """The Markdown of sections, as ``summary.md`` has it."""
-    return pages.markdown_page({section: blocks_of(section) for section in sections}, notices)
+    return markdown_page({section: blocks_of(section) for section in sections}, notices)
 
 
 def write_run(

@@ -16,8 +16,8 @@ from polarstep_lab.optimizers.build import optimizer_gflops
 from polarstep_lab.records import read
 from polarstep_lab.records.archive import ARCHIVE
 from polarstep_lab.records.record import RunRecord, find_runs
-from polarstep_lab.records.settings import setting_of
 from polarstep_lab.report import summary_of
+from polarstep_lab.report.runs import setting_of
 from polarstep_lab.storage import StorageError
 
 ROOT = Path(__file__).resolve().parents[3]
