@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import signal
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,6 @@ from tests.processes import PATIENCE, wait_until
 
 from polarstep_lab.jobs.job import Job, jobs_of, unfinished
 from polarstep_lab.jobs.local import LocalWorkers, Outcome, run_jobs
-from polarstep_lab.jobs.ray import archived, unpack
 from polarstep_lab.records.mark import LOCK, STOP
 from polarstep_lab.records.record import RESULT, TIME_FIELDS, RunRecord
 from polarstep_lab.storage import StorageError
@@ -192,41 +189,3 @@ def test_the_outcomes_are_those_of_the_runs(tmp_path):
     jobs = planned(tmp_path, "adamw", "muon")
     outcomes = run_jobs(jobs, Fails())
     assert [outcome.error for outcome in outcomes.values()] == ["3 workers died of this run"] * 2
-
-
-# --- directories as bytes, for workers without a shared folder --------------------------------------
-
-
-def packed(*names: str) -> bytes:
-    """An archive of empty files in this order."""
-    content = io.BytesIO()
-    with tarfile.open(fileobj=content, mode="w") as archive:
-        for name in names:
-            archive.addfile(tarfile.TarInfo(name))
-    return content.getvalue()
-
-
-def test_what_was_packed_is_unpacked_without_the_lock(tmp_path):
-    for name in ("config.json", LOCK, "report/page.html"):
-        path = tmp_path / "sent" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(name)
-    unpack(archived(tmp_path / "sent"), tmp_path / "run")
-    found = {p.relative_to(tmp_path / "run").as_posix() for p in (tmp_path / "run").rglob("*.*")}
-    assert found == {"config.json", "report/page.html"}
-    assert (tmp_path / "run/report/page.html").read_text() == "report/page.html"
-
-
-@pytest.mark.parametrize("name", ["../outside", "report/../../outside", "/outside"])
-def test_an_archive_cannot_write_outside_the_directory(name, tmp_path):
-    with pytest.raises(StorageError, match=r"outside', expected a name below the run directory"):
-        unpack(packed(name), tmp_path / "run")
-    assert list(tmp_path.rglob("*")) == [tmp_path / "run"]
-
-
-def test_the_result_is_written_last(tmp_path):
-    """A run whose other files are not all there counts as unfinished."""
-    with pytest.raises(StorageError, match="nothing outside is written"):
-        unpack(packed(RESULT, "config.json", "../outside"), tmp_path)
-    assert (tmp_path / "config.json").exists()
-    assert not (tmp_path / RESULT).exists()

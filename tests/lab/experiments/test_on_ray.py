@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 from tests.lab.experiments.test_jobs import LONG, RANK, assert_as_alone, planned
-from tests.processes import ROOT
+from tests.processes import PATIENCE, ROOT
 
 from polarstep_lab.config import ConfigError
 from polarstep_lab.jobs.job import Job, unfinished
 from polarstep_lab.jobs.local import Workers, run_jobs
-from polarstep_lab.jobs.ray import RayWorkers, SharedFolder
+from polarstep_lab.jobs.ray import RayWorkers
 from polarstep_lab.recipes import Range
 from polarstep_lab.records.mark import LOCK
 from polarstep_lab.tune import Search, trials_of, tune
@@ -50,7 +50,6 @@ def test_the_records_are_those_of_runs_at_home(ray: Workers, tmp_path: Path) -> 
     outcomes = run_jobs(jobs, ray)
     assert not any(outcome.error for outcome in outcomes.values())
     assert unfinished(jobs) == []
-    assert not list(tmp_path.rglob(".polarstep-head-*"))
     assert_as_alone(jobs, tmp_path / "alone")
 
 
@@ -72,19 +71,16 @@ def test_an_interrupted_study_keeps_checkpoints_and_goes_on(ray: Workers, tmp_pa
     assert_as_alone(jobs, tmp_path / "alone")
 
 
-@pytest.mark.usefixtures("one_thread")
-def test_a_worker_without_the_heads_files_sends_the_run_back(
+def test_a_worker_that_does_not_see_the_folder_says_so(
     ray: Workers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    elsewhere = SharedFolder(tmp_path / "elsewhere", "x", tmp_path)
-    monkeypatch.setattr(SharedFolder, "beside", lambda directory: elsewhere)
-    good = planned(tmp_path / "good")
-    bad = planned(tmp_path / "bad", "adamw", data__train=["no/*.bin"], data__val=["n/*.bin"])
-    good[0].directory.mkdir(parents=True)
-    outcomes = run_jobs([*bad, *good], ray)
-    assert "no/*.bin" in outcomes["adamw, seed 0"].error
-    assert outcomes["muon, seed 0"].error == ""
-    assert_as_alone(good, tmp_path / "alone")
+    jobs = planned(tmp_path / "ray")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "mkdir", lambda *_, **__: None)
+        ray.start(jobs[0])
+    ((_, outcome),) = ray.ended(PATIENCE)
+    assert "does not see" in outcome.error
+    assert "that all machines share" in outcome.error
 
 
 def test_a_search_on_ray(ray: Workers, tmp_path: Path) -> None:
