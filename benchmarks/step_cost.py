@@ -8,10 +8,11 @@
     python benchmarks/step_cost.py --only-steps --workload "width 640" --optimizer auto
     python benchmarks/step_cost.py --quick              # small matrices, a few seconds on a laptop
 
-One run measures AdamW (fused), the peers that can be imported (dion's from a checkout,
-``POLARSTEP_PEERS=FOLDER``), with and without dion's CUDA graph and Triton kernels, and ours with several
-polar maps, on the same parameters. ``polarstep pack step-cost.jsonl --out results/step-cost`` keeps
-what was measured.
+One run measures AdamW (fused), the peers that can be imported, and ours with several polar maps, on the
+same parameters. ``POLARSTEP_PEERS=FOLDER:FOLDER`` names checkouts of peers (dion, Emerging-Optimizers,
+muonium); peers that are not there are left out, and no peer is needed. dion's are also measured in its
+CUDA graph, plain, with its Triton kernels and with those of gram-newton-schulz. ``polarstep pack
+step-cost.jsonl --out results/step-cost`` keeps what was measured.
 
 Some rows are measured only where --optimizer names them. "Deflated, ℓ = a sixth", "an eighth", "a
 twelfth" and "LowRank, ℓ = a quarter" have these parts of the short side and sketch every shape. Beside

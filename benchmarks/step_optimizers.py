@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, cast
@@ -150,12 +151,28 @@ def _muon(params: list[Tensor], polar: Callable[[], ps.PolarMap], **options: Any
     return ps.Muon(params, lr=1e-5, polar=polar(), **options)
 
 
-def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
-    """Names and functions that make the peers; a peer that cannot be imported is printed instead.
+# Peers that are only timed, with the options that make them fastest: name, module, class, options.
+ONLY_TIMED: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
+    (
+        "Muon of Emerging-Optimizers, SYRK",
+        "emerging_optimizers.orthogonalized_optimizers.muon",
+        "Muon",
+        {"use_syrk": True},
+    ),
+    ("Muon of muonium", "muonium", "Muon", {}),
+)
 
-    dion's optimizers are also timed in dion's CUDA graph, with and without its Triton kernels.
-    """
-    from polarstep_lab.optimizers.peers import PEERS, load
+# dion's optimizers are also timed in dion's CUDA graph, with each of its sets of kernels.
+IN_DIONS_GRAPH: dict[str, dict[str, Any]] = {
+    ", CUDA graph": {},
+    ", CUDA graph, Triton": {"use_triton": True},
+    ", CUDA graph, gram-newton-schulz": {"use_gram_newton_schulz": True},
+}
+
+
+def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
+    """Names and functions that make the peers; a peer that cannot be imported is printed instead."""
+    from polarstep_lab.optimizers.peers import PEERS, load, search_folders
 
     for peer in PEERS.values():
         try:
@@ -165,11 +182,16 @@ def peers(params: list[Tensor]) -> Iterator[tuple[str, Make]]:
             continue
         yield peer.title, partial(made, params, lr=1e-5)
         if peer.package == "dion":
-            for suffix, options in (
-                (", CUDA graph", {}),
-                (", CUDA graph, Triton", {"use_triton": True}),
-            ):
+            for suffix, options in IN_DIONS_GRAPH.items():
                 yield f"{peer.title}{suffix}", partial(_in_dions_graph, made, params, **options)
+    search_folders()
+    for title, module, attribute, options in ONLY_TIMED:
+        try:
+            made = getattr(importlib.import_module(module), attribute)
+        except (ImportError, AttributeError) as missing:
+            print(f"  left out: {title}: {missing}", flush=True)
+        else:
+            yield title, partial(made, params, lr=1e-5, **options)
 
 
 def _in_dions_graph(made: Any, params: list[Tensor], **options: Any) -> torch.optim.Optimizer:

@@ -59,11 +59,11 @@ def selected(made: Iterable[tuple[str, Make]], only: list[str] | None) -> list[t
 
 
 def _that_run(made: Iterable[tuple[str, Make]]) -> Iterator[tuple[str, Make]]:
-    """The optimizers whose options the package has; an earlier version may lack some."""
+    """The optimizers whose options the package has; an earlier version, or a peer, may lack some."""
     for label, make in made:
         try:
             make()
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, ImportError) as error:
             print(f"  left out: {label}: {error}", flush=True)
         else:
             yield label, make

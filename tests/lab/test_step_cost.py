@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -107,6 +108,34 @@ def test_an_optimizer_that_the_package_lacks_is_left_out(step, capsys):
 
     assert list(step.times._that_run([("new", lacking), ("old", made)])) == [("old", made)]
     assert "left out: new: unexpected keyword argument 'depth'" in capsys.readouterr().out
+
+
+def test_peers_come_from_the_folders_that_are_named_and_none_is_needed(
+    step, tmp_path, monkeypatch, capsys
+):
+    """On their fastest path: dion's graph with every set of kernels, and others' best options."""
+    files = {
+        "dion/__init__.py": "from torch.optim import SGD as Muon, SGD as NorMuon, SGD as Dion2",
+        "dion/cuda_graph.py": "def CudaGraphOptimizer(made, warmup_steps): return made",
+        "muonium.py": "from torch.optim import SGD as Muon",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("POLARSTEP_PEERS", str(tmp_path))
+    monkeypatch.setattr("sys.path", [*sys.path])
+    for name in [name for name in sys.modules if name.split(".")[0] in ("dion", "muonium")]:
+        monkeypatch.delitem(sys.modules, name)
+    params = step.workloads.parameters([(1, 4, 4)], torch.device("cpu"))
+    names = [name for name, _ in step.optimizers.peers(params)]
+    graph = "Muon of dion, CUDA graph"
+    assert {"torch.optim.Muon", "Muon of dion", "Muon of muonium", graph} <= {*names}
+    assert {f"{graph}, Triton", f"{graph}, gram-newton-schulz"} <= {*names}
+    told = capsys.readouterr().out
+    assert "left out: Dion3 (a quarter of the rows): " in told
+    assert "left out: Muon of Emerging-Optimizers, SYRK: No module named" in told
+    for name in ("dion", "dion.cuda_graph", "muonium"):
+        sys.modules.pop(name, None)
 
 
 def test_muon_by_hand_takes_the_steps_of_the_package(step):

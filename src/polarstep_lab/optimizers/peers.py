@@ -40,6 +40,7 @@ __all__ = [
     "beside_adamw",
     "find_peer",
     "load",
+    "search_folders",
     "versions",
 ]
 
@@ -177,11 +178,16 @@ def find_peer(name: str) -> Peer:
     return PEERS[name]
 
 
-def load(peer: Peer) -> Callable[..., Optimizer]:
-    """The peer's class; a :class:`ConfigError` says what is missing where it cannot be imported."""
+def search_folders() -> None:
+    """Let Python import from the folders of :data:`FOLDERS`."""
     for folder in filter(None, os.environ.get(FOLDERS, "").split(os.pathsep)):
         if folder not in sys.path:
             sys.path.append(folder)
+
+
+def load(peer: Peer) -> Callable[..., Optimizer]:
+    """The peer's class; a :class:`ConfigError` says what is missing where it cannot be imported."""
+    search_folders()
     try:
         found: Callable[..., Optimizer] = getattr(
             importlib.import_module(peer.module), peer.attribute
