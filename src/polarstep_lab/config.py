@@ -62,7 +62,7 @@ Patterns = Annotated[
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
 SketchName = Literal["gaussian", "kaczmarz", "warm"]
-RestName = Literal["dropped", "scaled", "lifted"]
+RestName = Literal["dropped", "lifted"]
 SolverName = Literal[
     "cubic",
     "quintic",
@@ -83,14 +83,11 @@ class PolarConfig:
     ``"empirical"`` is the name the paper gives to Jordan's coefficients, and ``"polar-express"`` is the
     list that it prints for the benchmark. ``"polar-express-default"`` (what :class:`polarstep.Muon`
     takes by default, with five steps) and ``"polar-express-sketch"`` are ours. Sketches are the
-    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`). In
-    records of earlier versions a basis may have served ``keep`` steps.
+    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`).
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"lifted"`` keeps it
-    (:class:`polarstep.Deflated`): it is lifted together with the head by one step of degree 17.
-    Records of earlier versions say ``"jointly"`` for ``"lifted"``, and may say ``"scaled"`` for a rest
-    that is divided by its norm alone. With ``float8`` this step is in eight bits on GPUs that have them,
-    and in bfloat16 on CPUs with tiles; in earlier versions it never was.
+    (:class:`polarstep.Deflated`): it is lifted together with the head by one step of degree 17. With
+    ``float8`` this step is in eight bits on GPUs that have them, and in bfloat16 on CPUs with tiles.
 
     With ``auto`` the map is chosen for each shape and device (:class:`polarstep.Auto` with this
     budget), and all other settings have their defaults. ``map`` is the name of a map that a study file
@@ -104,10 +101,7 @@ class PolarConfig:
     oversample: Natural = 10
     power: Annotated[float, Field(ge=0, multiple_of=0.5)] = 1.0
     sketch: SketchName = "gaussian"
-    keep: Count = 1
-    rest: Annotated[
-        RestName, BeforeValidator(lambda value: "lifted" if value == "jointly" else value)
-    ] = "dropped"
+    rest: RestName = "dropped"
     float8: bool = False
     auto: AutoBudget | None = None
     map: str | None = None
@@ -138,11 +132,6 @@ class PolarConfig:
             raise ValueError(
                 f"optimizer.polar.rest={self.rest}: expected dropped with optimizer.polar.rank=null, "
                 "as full space leaves no rest; set a rank"
-            )
-        if self.keep > 1 and self.sketch == "warm":
-            raise ValueError(
-                f"optimizer.polar.keep={self.keep}: expected 1 with optimizer.polar.sketch=warm, "
-                "which makes a new basis from the last one at every step"
             )
 
 

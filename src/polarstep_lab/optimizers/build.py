@@ -48,16 +48,6 @@ ROWS = 2 + 1 + 2 + 2 + 1
 
 def build_polar(config: PolarConfig, benchmark: str) -> ps.PolarMap:
     """The polar map of a config."""
-    if config.keep > 1:
-        raise ValueError(
-            f"optimizer.polar.keep={config.keep}: expected 1; only runs of earlier versions worked in a "
-            "basis for several steps"
-        )
-    if config.rest == "scaled":
-        raise ValueError(
-            "optimizer.polar.rest=scaled: expected dropped or lifted; only runs of earlier versions "
-            "scaled the rest and did not lift it"
-        )
     if config.auto is not None:
         return ps.Auto(config.auto)
     if config.map is not None:

@@ -615,16 +615,11 @@ def test_a_run_may_keep_the_rest_of_its_sketch(rest):
     assert more > 0
 
 
-def test_the_old_name_of_a_lifted_rest_is_still_read():
-    old = resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.rest": "jointly"})
-    assert old == apply_axis(resolve("nanogpt-toy", "rand-muon"), "rest", "lifted")
-
-
 def test_there_is_no_rest_in_full_space():
-    with pytest.raises(ConfigError, match=r"rest=scaled: expected dropped with .*set a rank"):
-        resolve("nanogpt-toy", "muon", overrides={"optimizer.polar.rest": "scaled"})
+    with pytest.raises(ConfigError, match=r"rest=lifted: expected dropped with .*set a rank"):
+        resolve("nanogpt-toy", "muon", overrides={"optimizer.polar.rest": "lifted"})
     with pytest.raises(ConfigError, match="does not sketch; ablate a randomized one"):
-        apply_axis(resolve("nanogpt-toy", "muon"), "rest", "scaled")
+        apply_axis(resolve("nanogpt-toy", "muon"), "rest", "lifted")
 
 
 def test_the_flops_of_a_run_are_those_of_its_sketch():
@@ -706,36 +701,24 @@ def test_auto_goes_with_no_other_setting_of_the_map(key, value):
         resolve("nanogpt-toy", "auto", overrides={f"optimizer.polar.{key}": value})
 
 
-def test_configs_of_before_auto_and_normalized_rows_have_neither():
-    for method in METHODS:
-        config = resolve("nanogpt-small", method)
-        old = config.to_dict()
-        del old["optimizer"]["polar"]["auto"], old["optimizer"]["polar"]["float8"]
-        del old["optimizer"]["normalize_rows"]
-        assert RunConfig.from_dict(old) == config
-
-
 def test_eight_bits_are_for_a_rest_that_is_lifted():
     with pytest.raises(
         ConfigError, match=r"float8=true with optimizer\.polar\.rest=dropped: expected"
     ):
         resolve("nanogpt-toy", "rand-muon", overrides={"optimizer.polar.float8": True})
     with pytest.raises(
-        ConfigError, match=r"set optimizer\.polar\.float8=false too, or .*rest=scaled"
+        ConfigError, match=r"set optimizer\.polar\.float8=false too, or .*rest=dropped"
     ):
-        resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "scaled"})
-    both = {"optimizer.polar.rest": "scaled", "optimizer.polar.float8": False}
-    assert resolve("nanogpt-toy", "deflated", overrides=both).optimizer.polar.rest == "scaled"
-    with pytest.raises(ConfigError, match=r"rest=scaled: expected lifted"):
-        resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "scaled"})
+        resolve("nanogpt-toy", "deflated", overrides={"optimizer.polar.rest": "dropped"})
+    both = {"optimizer.polar.rest": "dropped", "optimizer.polar.float8": False}
+    assert resolve("nanogpt-toy", "deflated", overrides=both).optimizer.polar.rest == "dropped"
 
 
 def test_the_rest_of_the_deflated_method_can_be_varied():
     config = resolve("nanogpt-toy", "deflated")
     assert apply_axis(config, "rest", "lifted") == config
-    for value in ("dropped", "scaled"):
-        polar = apply_axis(config, "rest", value).optimizer.polar
-        assert (polar.rest, polar.float8) == (value, False)
+    polar = apply_axis(config, "rest", "dropped").optimizer.polar
+    assert (polar.rest, polar.float8) == ("dropped", False)
 
 
 def test_lists_of_methods_may_hold_groups_and_keep_the_order():
