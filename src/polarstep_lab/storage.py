@@ -22,6 +22,7 @@ __all__ = [
     "StorageError",
     "read_json",
     "read_lines",
+    "read_object",
     "refuse_unwritable",
     "to_json",
     "write_atomically",
@@ -179,6 +180,15 @@ def read_json(path: Path) -> Any:
         raise StorageError(
             f"{path} is not valid JSON: {error}; restore or mend the file"
         ) from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; an empty one where there is no such file or something else in it."""
+    try:
+        content = read_json(path)
+    except (StorageError, OSError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _finite(number: str) -> float:

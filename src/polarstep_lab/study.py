@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from traceback import extract_tb
 from typing import TYPE_CHECKING, Any
 
 from polarstep_lab.axes import apply_axis, find_axis
@@ -185,7 +186,14 @@ def load_study(path: Path) -> Study:
         raise ConfigError(f"{path}: expected a Python file, whose name ends in .py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look for the module that they are defined in
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        lines = [
+            frame.lineno for frame in extract_tb(error.__traceback__) if frame.filename == str(path)
+        ]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else 1
+        raise ConfigError(f"{path}, line {line}: {type(error).__name__}: {error}") from error
     found = [value for value in vars(module).values() if isinstance(value, Study)]
     if len(found) != 1:
         raise ConfigError(

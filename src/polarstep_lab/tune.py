@@ -31,8 +31,7 @@ from polarstep_lab.jobs.progress import MetricsTail
 from polarstep_lab.methods import find_method
 from polarstep_lab.recipes import Range, find_recipe, search_space
 from polarstep_lab.records.directory import state_of
-from polarstep_lab.records.mark import STOP
-from polarstep_lab.records.record import Result, RunSpec
+from polarstep_lab.records.record import STOP, Result, RunSpec
 from polarstep_lab.storage import StorageError, read_json, refuse_unwritable, to_json, write_json
 
 __all__ = [

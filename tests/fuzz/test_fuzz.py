@@ -174,8 +174,8 @@ def test_layouts_keep_the_values(layout):
 
 def test_an_unexplained_failure_is_found(monkeypatch):
     """A run whose checkpoint cannot be read raises through ``clear_errors``."""
-    monkeypatch.setattr("polarstep_lab.cli.failures.EXPECTED", ())
-    monkeypatch.setattr("polarstep_lab.cli.run.state_of", lambda directory: 1 / 0)
+    monkeypatch.setattr("polarstep_lab.cli.errors.EXPECTED", ())
+    monkeypatch.setattr("polarstep_lab.cli.runs.state_of", lambda directory: 1 / 0)
     found = after_damage("adamw", False, Damage("config.json", "cut", 0.5), "resume")
     assert found is not None
     assert "ZeroDivisionError" in found

@@ -15,7 +15,7 @@ ORDER = (
     *("storage", "git", "wording", "settings_by_name", "estimates", "paper", "methods"),
     *("models", "config", "flops", "axes", "recipes", "study"),
     *("data", "optimizers", "records", "checks", "train", "jobs"),
-    *("report", "tune", "demo", "studies", "cli", "__main__"),
+    *("report", "tune", "studies", "cli", "__main__"),
 )
 
 

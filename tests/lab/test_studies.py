@@ -71,6 +71,23 @@ def test_a_student_runs_an_experiment_of_their_own(tmp_path, monkeypatch, worker
     assert "6 of 6 runs are finished already" in again.output
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\nstudy = Study(", r"mine\.py, line 2: SyntaxError: '\(' was never closed"),
+        ("import nowhere", r"mine\.py, line 1: ModuleNotFoundError: No module named 'nowhere'"),
+        (
+            MINE.replace("seeds=(0, 1)", "seeds=(3,)"),
+            r"line \d+: ConfigError: rates are chosen on seed 3",
+        ),
+    ],
+)
+def test_what_is_wrong_in_the_file_of_a_study_is_told_with_its_line(text, message, tmp_path):
+    (tmp_path / "mine.py").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        load_study(tmp_path / "mine.py")
+
+
 def test_a_map_of_a_study_is_the_map_that_trains(tmp_path):
     (tmp_path / "mine.py").write_text(MINE)
     load_study(tmp_path / "mine.py")

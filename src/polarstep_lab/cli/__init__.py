@@ -26,22 +26,22 @@ class Subcommand(NamedTuple):
 
 
 SUBCOMMANDS = {
-    "run": Subcommand("run", "run", "Train one method on one recipe."),
+    "run": Subcommand("runs", "run", "Train one method on one recipe."),
     "compare": Subcommand(
-        "studies",
+        "runs",
         "compare",
         "Train several methods with several seeds: Table 2 and its trajectories.",
     ),
     "ablate": Subcommand(
-        "studies", "ablate", "Vary one setting and keep the rest: the paper's ablations."
+        "runs", "ablate", "Vary one setting and keep the rest: the paper's ablations."
     ),
     "study": Subcommand(
-        "studies",
+        "runs",
         "study",
         "Run the study that a Python file defines, or go on with it, and make its report.",
     ),
     "list": Subcommand(
-        "listing", "list_", "List recipes, methods and ablations; or the runs below a folder."
+        "reports", "list_", "List recipes, methods and ablations; or the runs below a folder."
     ),
     "tokenize": Subcommand(
         "data", "tokenize", "Turn text files into token shards (nanoGPT's .bin format)."
@@ -52,7 +52,7 @@ SUBCOMMANDS = {
         "Download CIFAR-10, or token shards of FineWeb, and check their sums.",
     ),
     "demo": Subcommand(
-        "demo",
+        "runs",
         "demo",
         "Compare the default with AdamW and two Muons on the text in the package, and make the report.",
     ),
@@ -62,7 +62,9 @@ SUBCOMMANDS = {
         "Show the optimizer GFLOPs per step of the seven methods of Table 2, and of the deflated map.",
     ),
     "pack": Subcommand(
-        "pack", "pack", "Put the records of many runs into one small file, without checkpoints."
+        "reports",
+        "pack",
+        "Put the records of many runs into one small file, without checkpoints.",
     ),
     "rates": Subcommand(
         "rates",
@@ -70,7 +72,7 @@ SUBCOMMANDS = {
         "Measure rates: run Muon on heavy-tailed noise and compare slopes with the theorems.",
     ),
     "report": Subcommand(
-        "report",
+        "reports",
         "report",
         "Make one self-contained page, with its tables and figures, from any set of runs.",
     ),

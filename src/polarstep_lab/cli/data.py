@@ -19,8 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from polarstep_lab.cli.extras import need
-from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.cli.errors import clear_errors, need
 from polarstep_lab.data.cifar10 import download_cifar10
 from polarstep_lab.data.corpus import CharacterVocabulary
 from polarstep_lab.data.fineweb import SHARDS, download_fineweb, fineweb_names

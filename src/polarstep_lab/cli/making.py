@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polarstep_lab.cli.extras import need
-from polarstep_lab.cli.failures import DIVERGED, ERROR
+from polarstep_lab.cli.errors import DIVERGED, ERROR, need
 from polarstep_lab.config import ConfigError
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.jobs.job import Job, chosen_rate, jobs_of, rate_jobs, unfinished
@@ -124,10 +122,11 @@ def make_study(
     force: bool = False,
     tensorboard: bool = False,
     program: Path | None = None,
-) -> None:
+) -> tuple[list[Job], int]:
     """Make the runs of a study that are not finished, and print the table of all runs.
 
-    The runs that choose rates come first.
+    The runs that choose rates come first. Returns all runs and the exit status: 0 where all finished,
+    else that of a run that failed or diverged.
     """
     how = (where, workers, force, tensorboard)
     choosing = rate_jobs(study, out, program)
@@ -138,46 +137,51 @@ def make_study(
     jobs = jobs_of(study, out, program, rates)
     if failed == 0:
         failed = make_jobs(jobs, *how)
-    if failed == len(jobs):
+    results = [Result.load(job.directory) for job in jobs]
+    if not any(results):
         Console(stderr=True).print(
             f"none of {len(jobs)} runs was made", style="red", highlight=False
         )
         raise typer.Exit(ERROR)
     Console().print(_summary(jobs, rates or {}))
-    typer.echo(f"{len(jobs)} runs in {out}; for the page: polarstep report {out}")
     if failed:
-        raise typer.Exit(ERROR)
-    results = [Result.load(job.directory) for job in jobs]
-    if any(result is not None and result.status == "diverged" for result in results):
-        raise typer.Exit(DIVERGED)
+        return jobs, ERROR
+    diverged = any(result is not None and result.status == "diverged" for result in results)
+    return jobs, DIVERGED if diverged else 0
 
 
 def _summary(jobs: Sequence[Job], rates: Mapping[str, tuple[float, str]]) -> Table:
-    """Mean and standard deviation over seeds, by variant."""
+    """Mean and standard deviation over seeds, by variant; the best in bold."""
     rows: dict[str, list[Result]] = {}
     for job in jobs:
         result = Result.load(job.directory)
         rows.setdefault(job.spec.study["variant"], []).extend([result] if result else [])
-    title = "test accuracy" if jobs[0].config.benchmark == "cifar10" else "test perplexity"
-    table = Table("", title, "seeds", "GFLOPs/step", "optimizer ms/step", "step ms")
+    images = jobs[0].config.benchmark == "cifar10"
+    metrics = {
+        name: Estimate.of([result.value for result in results if result.status == "finished"])
+        for name, results in rows.items()
+    }
+    means = [metric.mean for metric in metrics.values() if metric is not None]
+    best = (max if images else min)(means, default=None)
+    metric_name = "test accuracy" if images else "test perplexity"
+    table = Table("", metric_name, "seeds", "optimizer ms", "step ms")
     table.columns[0].overflow = "fold"
     for column in table.columns[1:]:
-        column.justify = "right"
+        column.justify, column.no_wrap = "right", True
     for name, results in rows.items():
-        done = [result for result in results if result.status == "finished"]
+        metric = metrics[name]
         others = ", ".join(result.status for result in results if result.status != "finished")
-        metric = Estimate.of([result.value for result in done])
-        rate = f" at {rates[name][0]:g}" if name in rates else ""
+        figure = metric.text(4 if images else 2) if metric else ""
         table.add_row(
-            name + rate,
-            " ".join(filter(None, [metric.text(4) if metric else "", others])),
-            str(len(done)),
-            f"{_mean([r.optimizer_gflops_per_step for r in results]):.4g}",
-            f"{_mean([r.optimizer_ms_per_step for r in results]):.2f}",
-            f"{_mean([r.step_ms for r in results]):.1f}",
+            name + (f" at {rates[name][0]:g}" if name in rates else ""),
+            " ".join(filter(None, [figure, others])),
+            str(metric.n if metric else 0),
+            _mean([result.optimizer_ms_per_step for result in results]),
+            _mean([result.step_ms for result in results]),
+            style="bold" if metric is not None and metric.mean == best else "",
         )
     return table
 
 
-def _mean(values: list[float]) -> float:
-    return statistics.fmean(values) if values else math.nan
+def _mean(times: list[float]) -> str:
+    return f"{statistics.fmean(times):.1f}" if times else ""

@@ -29,8 +29,7 @@ from polarstep_lab.checks.convergence.studies import (
     rate_study,
     tuning_study,
 )
-from polarstep_lab.cli.extras import need
-from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.cli.errors import clear_errors, need
 from polarstep_lab.storage import StorageError, refuse_unwritable, write_json
 
 __all__ = ["rates"]

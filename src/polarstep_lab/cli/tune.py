@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from polarstep_lab.cli.extras import need
-from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.cli.errors import clear_errors, need
 from polarstep_lab.cli.making import Where, workers_for
 from polarstep_lab.jobs.local import Workers
 from polarstep_lab.jobs.progress import progress_display

@@ -18,8 +18,7 @@ from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.methods import Method
 from polarstep_lab.recipes import read_recipe_file, resolve
 from polarstep_lab.records.directory import state_of
-from polarstep_lab.records.mark import CONFIG
-from polarstep_lab.records.record import Ablation, Result, RunSpec
+from polarstep_lab.records.record import CONFIG, Ablation, Result, RunSpec
 from polarstep_lab.storage import StorageError, refuse_unwritable
 from polarstep_lab.study import Study, Variant
 

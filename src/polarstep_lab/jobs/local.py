@@ -25,7 +25,7 @@ from polarstep_lab.config import ConfigError
 from polarstep_lab.data.cifar10 import DatasetError
 from polarstep_lab.data.shards import ShardError
 from polarstep_lab.jobs.job import Job
-from polarstep_lab.records.mark import LOCK, STOP
+from polarstep_lab.records.record import LOCK, STOP
 from polarstep_lab.storage import StorageError
 from polarstep_lab.study import load_study
 from polarstep_lab.train.interrupt import ctrl_c_blocked

@@ -21,8 +21,8 @@ from polarstep_lab.config import RunConfig
 from polarstep_lab.jobs.job import Job
 from polarstep_lab.jobs.local import Outcome
 from polarstep_lab.records import record
-from polarstep_lab.records.mark import read_object
 from polarstep_lab.records.record import MetricRow, Result
+from polarstep_lab.storage import read_object
 
 __all__ = ["Bar", "Bars", "MetricsTail", "how_it_ended", "progress_display"]
 

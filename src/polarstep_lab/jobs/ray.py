@@ -18,7 +18,7 @@ import torch
 from polarstep_lab.config import ConfigError
 from polarstep_lab.jobs.job import Job
 from polarstep_lab.jobs.local import PARTING, Outcome, ask_to_stop, make
-from polarstep_lab.records.mark import LOCK
+from polarstep_lab.records.record import LOCK
 
 __all__ = ["RayWorkers"]
 

@@ -1,39 +1,38 @@
-"""A run directory: what state it is in, whether a run may write into it, and its claim by a run.
+"""A run directory: whose it is, what state it is in, its lock, and its claim by a run.
 
-What has no mark (:mod:`polarstep_lab.records.mark`) is foreign: nothing is written into a foreign
-directory, and nothing is removed from it. The claim is ``config.json``, written by the process that
-holds the lock (:mod:`polarstep_lab.records.lock`). ``--force`` removes the files of a run by name, and
-leaves other files in the directory alone.
+A run directory has a mark, ``.polarstep-run.json``. Nothing is written into a folder that holds files
+and has no mark, and nothing is removed from it: others, too, write a ``config.json``, Hugging Face
+beside every model.
+
+``.lock`` is held from before the first look into the directory until the run has ended. The operating
+system drops the lock when the process dies, by SIGKILL too. The claim is ``config.json``, written by
+the process that holds the lock. ``--force`` removes the files of a run by name, and leaves other files
+alone.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 import shlex
+import time
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
+
+try:
+    import fcntl
+except ImportError:  # Windows has no flock; there, two runs in one directory are not noticed.
+    fcntl = None  # type: ignore[assignment]
 
 from polarstep_lab.records import record
-from polarstep_lab.records.mark import (
-    CONFIG,
-    FORMAT,
-    MARK,
-    STOP,
-    VERSION,
-    read_object,
-    refuse_foreign,
-    some_of,
-)
-from polarstep_lab.records.record import Result, RunSpec
-from polarstep_lab.storage import StorageError, write_json
+from polarstep_lab.records.record import CONFIG, LOCK, MARK, STOP, Result, RunSpec
+from polarstep_lab.storage import StorageError, read_object, refuse_unwritable
 
-__all__ = [
-    "check_directory",
-    "claim_directory",
-    "files_of_run",
-    "state_of",
-]
+__all__ = ["RunLock", "check_directory", "claim_directory", "state_of"]
 
 DirectoryState = Literal["empty", "resumable", "finished"]
 
@@ -51,7 +50,32 @@ _FILES = (
 """What a run writes, as patterns: all that ``--force`` removes."""
 
 
-# --- the directory ------------------------------------------------------------------------------
+# --- the directory --------------------------------------------------------------------------------
+
+
+def refuse_foreign(directory: Path) -> None:
+    """Raise where ``directory`` exists, is not empty, and is not a run directory."""
+    if not directory.exists():
+        return
+    if not directory.is_dir():
+        raise StorageError(f"{directory} is a file, expected a folder: choose another --out")
+    held = [path.name for path in directory.iterdir() if not _is_leftover(path)]
+    if held and MARK not in held:
+        raise StorageError(
+            f"{directory} exists and is not a run directory ({_some_of(held)}): nothing was changed, "
+            "and --force would not remove it; choose another one with --out"
+        )
+
+
+def _is_leftover(path: Path) -> bool:
+    """Whether a file is a lock, a request to stop, or left by a kill while it was written."""
+    return path.name in (LOCK, STOP) or (path.name.startswith(".") and path.name.endswith(".part"))
+
+
+def _some_of(names: list[str]) -> str:
+    """Up to four names, and how many there are beyond."""
+    shown = ", ".join(sorted(names)[:4])
+    return f"it holds {shown}" + (f" and {len(names) - 4} more" if names[4:] else "")
 
 
 def state_of(directory: Path) -> DirectoryState:
@@ -61,10 +85,10 @@ def state_of(directory: Path) -> DirectoryState:
     """
     refuse_foreign(directory)
     if not (directory / CONFIG).exists():
-        remains = [path.name for path in files_of_run(directory) if path.name != STOP]
+        remains = [path.name for path in _files_of_run(directory) if path.name != STOP]
         if remains:
             raise StorageError(
-                f"{directory} holds a run without its {CONFIG} ({some_of(remains)}): restore "
+                f"{directory} holds a run without its {CONFIG} ({_some_of(remains)}): restore "
                 "that file, add --force to remove what is left of the run, or give another --out"
             )
         return "empty"
@@ -72,13 +96,13 @@ def state_of(directory: Path) -> DirectoryState:
     return "finished" if result and result.status in ("finished", "diverged") else "resumable"
 
 
-def files_of_run(directory: Path) -> list[Path]:
+def _files_of_run(directory: Path) -> list[Path]:
     """The files in ``directory`` that a run wrote."""
     found = [path for pattern in _FILES for path in sorted(directory.glob(pattern))]
     return [p for p in found if p.is_file() or p.is_symlink()]
 
 
-# --- the claim ----------------------------------------------------------------------------------
+# --- the claim ------------------------------------------------------------------------------------
 
 
 def check_directory(
@@ -141,8 +165,6 @@ def claim_directory(
         for part in directory.glob(f".{pattern}.*.part"):
             part.unlink()  # a kill left it; whoever could be writing it would hold the lock
     (directory / STOP).unlink(missing_ok=True)
-    if not read_object(directory / MARK):
-        write_json(directory / MARK, {"format": FORMAT, "version": VERSION})
     if force:
         _discard(directory, notify)
     if state_of(directory) == "empty":
@@ -154,7 +176,7 @@ def claim_directory(
 
 def _discard(directory: Path, notify: Callable[[str], object]) -> None:
     """Remove the files of the run in ``directory``, if there is one."""
-    files = files_of_run(directory)
+    files = _files_of_run(directory)
     if not files:
         return
     names = ", ".join(path.relative_to(directory).as_posix() for path in files)
@@ -163,3 +185,112 @@ def _discard(directory: Path, notify: Callable[[str], object]) -> None:
         path.unlink()
     with suppress(OSError):  # no such folder, or other files in it
         (directory / "tensorboard").rmdir()
+
+
+# --- the lock -------------------------------------------------------------------------------------
+
+PATIENCE = 2.0
+"""Seconds to wait for a process that has just taken the lock to write down who it is."""
+
+
+class RunLock:
+    """At most one process works in a run directory; the lock dies with the process.
+
+    A directory that does not exist is made. It is removed with the lock if nothing else came into it.
+    """
+
+    def __init__(self, directory: Path, label: str = "") -> None:
+        """Lock ``directory``; ``label`` tells others what runs there. Raises if it cannot be locked."""
+        refuse_foreign(directory)
+        refuse_unwritable(directory / LOCK, "--out")
+        self._directory = directory
+        self._made = [path for path in (directory, *directory.parents) if not path.exists()]
+        self._file: IO[bytes] | None = _locked_file(directory)
+        if self._file is not None:
+            with suppress(OSError):  # on a full disk the lock holds, and does not say whose it is
+                self._file.truncate(0)
+                self._file.write(json.dumps(_holder(label)).encode())
+
+    def release(self) -> None:
+        """Let others in, and remove the folders that were made and are still empty."""
+        if self._file is not None:
+            # Unlinked before it is unlocked: after that, the file may be another process's lock.
+            (self._directory / LOCK).unlink(missing_ok=True)
+            self._file.close()
+            self._file = None
+        for folder in self._made:
+            with suppress(OSError):  # not empty
+                folder.rmdir()
+        self._made = []
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+
+def _locked_file(directory: Path) -> IO[bytes] | None:
+    """The lock file of ``directory``, locked; ``None`` where the system has no such locks."""
+    path = directory / LOCK
+    patience = time.monotonic() + PATIENCE
+    while True:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if fcntl is None:
+                return None
+            file = path.open("ab", buffering=0)
+        except FileNotFoundError:
+            if time.monotonic() < patience:
+                continue  # another process removed the empty folder it had made
+            raise
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            holder = read_object(path)
+            if not holder and time.monotonic() < patience:
+                time.sleep(0.01)  # the process that has the lock is about to say who it is
+                continue
+            raise StorageError(
+                f"another process is running in {directory}{_describe(holder)}: wait for it to "
+                "end, or give another --out"
+            ) from None
+        except OSError as error:
+            file.close()
+            raise StorageError(
+                f"{path} cannot be locked ({error}), so that two runs in one directory would go "
+                "unnoticed: give an --out on a file system that has locks, as a local disk"
+            ) from error
+        if _is_at(file, path):
+            return file
+        file.close()  # the process that had the lock has just removed the file
+
+
+def _is_at(file: IO[bytes], path: Path) -> bool:
+    """Whether an open file is still the one at ``path``."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _holder(label: str) -> dict[str, object]:
+    """What the lock file says about the process that holds the lock."""
+    return {
+        "process": os.getpid(),
+        "host": platform.node(),
+        "since": datetime.now(UTC).isoformat(timespec="seconds"),
+        "label": label,
+    }
+
+
+def _describe(holder: dict[str, object]) -> str:
+    """The content of a lock file in words."""
+    if not holder:
+        return ""
+    label = f"{holder.get('label')}, " if holder.get("label") else ""
+    return (
+        f" ({label}process {holder.get('process')} on {holder.get('host')}, since "
+        f"{holder.get('since')})"
+    )

@@ -35,8 +35,7 @@ from polarstep_lab.records.archive import (
     split_path,
     write_archive,
 )
-from polarstep_lab.records.mark import CONFIG
-from polarstep_lab.records.record import RunRecord, find_runs, read_files
+from polarstep_lab.records.record import CONFIG, RunRecord, find_runs, read_files
 from polarstep_lab.storage import StorageError, refuse_unwritable, to_json
 
 __all__ = ["Packed", "pack", "without_machine"]

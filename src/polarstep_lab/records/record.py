@@ -11,7 +11,7 @@
     result.json        written once, at the end: the metric, its status, cost per step
     checkpoint.pt      the latest state to resume from
     checkpoint.previous.pt   the state before, until the run has ended
-    .polarstep-run.json      marks a run directory (:mod:`polarstep_lab.records.mark`)
+    .polarstep-run.json      marks a run directory; the first file that a run writes
 
 Numbers are kept in full precision, times as far as a clock can tell. A value that is not finite is
 stored as ``null`` and read back as NaN. A run killed in the middle of a line leaves that line
@@ -36,7 +36,6 @@ from typing import Any, Literal, get_args
 from polarstep.checked_values import is_number
 from polarstep_lab.config import completed
 from polarstep_lab.records.archive import ARCHIVE, archived_runs, read_archived, split_path
-from polarstep_lab.records.mark import CONFIG, is_foreign
 from polarstep_lab.storage import StorageError, read_json, read_lines, write_json
 
 __all__ = [
@@ -50,6 +49,8 @@ __all__ = [
     "read_files",
 ]
 
+MARK = ".polarstep-run.json"
+CONFIG = "config.json"
 ENVIRONMENT = "environment.json"
 METRICS = "metrics.jsonl"
 GAMMA = "gamma.jsonl"
@@ -57,6 +58,9 @@ NOISE = "noise.jsonl"
 RESULT = "result.json"
 CHECKPOINT = "checkpoint.pt"
 PREVIOUS_CHECKPOINT = "checkpoint.previous.pt"
+LOCK = ".lock"
+STOP = "stop"
+"""The file that asks a run to write its checkpoint and end; a text in it is the reason of its result."""
 
 UNREADABLE = (StorageError, OSError, LookupError, TypeError, ValueError)
 """What is raised where a run or an archive is damaged; readers of many runs go on to the next."""
@@ -117,7 +121,8 @@ class RunSpec:
         return f"{self.method}, seed {self.seed}"
 
     def save(self, directory: Path) -> None:
-        """Write ``config.json``."""
+        """Write the mark of a run directory, then ``config.json``."""
+        write_json(directory / MARK, {"format": "polarstep-run"})
         write_json(directory / CONFIG, asdict(self))
 
 
@@ -186,7 +191,6 @@ class Result:
     optimizer_ms_per_step: float
     step_ms: float
     message: str = ""
-    extra: Mapping[str, Any] = field(default_factory=dict)
     validation: float | None = None
 
     @classmethod
@@ -270,23 +274,8 @@ class RunRecord:
         )
 
     @property
-    def gamma(self) -> tuple[Mapping[str, Any], ...]:
-        """γ and ν of sampled steps; empty where the run was not monitored."""
-        return self.logs.get("gamma", ())
-
-    @property
-    def sessions(self) -> list[Mapping[str, Any]]:
-        """The environment in which the run began, and each in which it went on after a stop."""
-        resumed = self.environment.get("resumed")
-        later = resumed if isinstance(resumed, list) else []
-        return [self.environment, *(each for each in later if isinstance(each, Mapping))]
-
-    @property
     def seconds(self) -> float:
-        """Wall-clock time of the whole run: as its result says, or else up to its last row."""
-        told = self.result.extra.get("seconds") if self.result else None
-        if told is not None:
-            return float(told)
+        """Wall-clock time of the whole run, up to its last row."""
         return self.metrics[-1].seconds if self.metrics else math.nan
 
     @property
@@ -319,7 +308,7 @@ def find_runs(
 ) -> list[Path]:
     """All runs at or below the given paths, in directories and in archives, sorted, each once.
 
-    A folder with a ``config.json`` of another program is not a run. A path that *is* such a folder is
+    A folder without the mark is not a run. A path that *is* such a folder is
     returned all the same, so that reading it says what is wrong. With ``notify``, an archive below the
     paths that cannot be read is handed to it, with the error, in place of raising the error.
     """
@@ -333,7 +322,7 @@ def find_runs(
         if not path.exists():
             raise StorageError(f"{path} does not exist: give a run, an archive or a folder of runs")
         for folder, names in _folders(path, seen):
-            if CONFIG in names and (folder == path or not is_foreign(folder)):
+            if CONFIG in names and (folder == path or MARK in names):
                 found.add(folder)
             if ARCHIVE in names:
                 try:
@@ -391,7 +380,7 @@ def _environment(raw: Any, path: Path) -> dict[str, Any]:
 
 
 _TEXTS = ("kind", "message", "recipe", "method", "command")
-_OBJECTS = ("extra", "config", "overrides", "ablation", "packages", "study")
+_OBJECTS = ("config", "overrides", "ablation", "packages", "study")
 _ONE_OF = {
     "benchmark": get_args(BenchmarkName),
     "metric": get_args(MetricName),

@@ -12,8 +12,7 @@ from pathlib import Path
 from polarstep_lab.config import RunConfig
 from polarstep_lab.optimizers.build import ScheduledOptimizer
 from polarstep_lab.records import record
-from polarstep_lab.records.mark import STOP
-from polarstep_lab.records.record import MetricRow, Result, Status
+from polarstep_lab.records.record import STOP, MetricRow, Result, Status
 from polarstep_lab.storage import StorageError
 from polarstep_lab.train.checkpoint import save_checkpoint
 from polarstep_lab.train.interrupt import Interrupt, Interrupted

@@ -18,9 +18,8 @@ from polarstep_lab.config import ConfigError, RunConfig
 from polarstep_lab.optimizers.build import build_optimizer, cycle_of
 from polarstep_lab.optimizers.schedule import RunSchedule
 from polarstep_lab.records import record
-from polarstep_lab.records.directory import check_directory, claim_directory
+from polarstep_lab.records.directory import RunLock, check_directory, claim_directory
 from polarstep_lab.records.environment import record_environment
-from polarstep_lab.records.lock import RunLock
 from polarstep_lab.records.record import Result, RunSpec
 from polarstep_lab.storage import StorageError
 from polarstep_lab.train.checkpoint import RunProgress, resume_from

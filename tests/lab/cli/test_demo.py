@@ -11,13 +11,14 @@ from typer.testing import CliRunner
 
 import polarstep as ps
 from polarstep_lab.cli import app
-from polarstep_lab.cli import demo as command
-from polarstep_lab.demo import DEFAULT, DEMO
+from polarstep_lab.cli import runs as command
+from polarstep_lab.methods import DEFAULT
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.optimizers.build import build_optimizer
 from polarstep_lab.optimizers.schedule import RunSchedule
 from polarstep_lab.recipes import resolve, tuned
 from polarstep_lab.records.record import RunRecord, find_runs
+from polarstep_lab.studies.demo import study as DEMO
 
 
 @pytest.mark.usefixtures("forked_workers")
@@ -67,4 +68,4 @@ def test_the_default_is_muon_for_without_an_option():
             optimizer.zero_grad()
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b)
-    assert config.method == DEFAULT
+    assert config.method == DEFAULT.name

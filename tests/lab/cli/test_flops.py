@@ -76,17 +76,3 @@ def test_two_formats_at_once_are_refused():
     result = run("nanogpt", "--json", "--markdown")
     assert result.exit_code != 0
     assert "--json" in result.output
-
-
-def test_a_figure_of_another_format_is_refused(tmp_path):
-    result = run("nanogpt", "--figure", str(tmp_path / "bytes.pdf"))
-    assert result.exit_code == 2
-    assert "expected NAME.png or NAME.svg" in " ".join(result.output.split())
-    assert not list(tmp_path.iterdir())
-
-
-def test_a_figure_below_a_file_is_refused(tmp_path):
-    (tmp_path / "file").write_text("text")
-    result = run("nanogpt", "--figure", str(tmp_path / "file" / "figure.svg"))
-    assert result.exit_code == 1
-    assert "file is a file, expected a folder: choose another --figure" in result.stderr

@@ -23,7 +23,7 @@ import typer
 from tests.lab.experiments.small import tiny_cnn, tiny_gpt
 from torch import multiprocessing
 
-from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.cli.errors import clear_errors
 from polarstep_lab.config import RunConfig
 from polarstep_lab.records.record import MetricRow, Result
 from polarstep_lab.train.language import LanguageTask

@@ -15,7 +15,6 @@ from typer.testing import CliRunner
 from polarstep_lab.cli import app
 from polarstep_lab.records import flat, read
 from polarstep_lab.records.archive import ARCHIVE, write_archive
-from polarstep_lab.records.directory import files_of_run
 from polarstep_lab.records.pack import _stripped, pack
 from polarstep_lab.records.record import Ablation, RunRecord, find_runs, read_files
 from polarstep_lab.report import report_files
@@ -300,17 +299,6 @@ def test_the_commands_take_archives(runs, tmp_path, monkeypatch):
     assert "nowhere does not exist" in missing.stderr
 
 
-def test_times_of_a_whole_run(tmp_path):
-    write_run(tmp_path / "a")
-    assert RunRecord.load(tmp_path / "a").seconds == 10.0
-    result = read_json(tmp_path / "a" / "result.json")
-    write_json(tmp_path / "a" / "result.json", result | {"extra": {"seconds": 3.5}})
-    assert RunRecord.load(tmp_path / "a").seconds == 3.5
-    (tmp_path / "a" / "result.json").unlink()
-    (tmp_path / "a" / "metrics.jsonl").unlink()
-    assert math.isnan(RunRecord.load(tmp_path / "a").seconds)
-
-
 def test_an_archive_in_a_run_directory_is_no_log_of_the_run(tmp_path):
     """``polarstep pack RUN --out RUN``: packed again it would hold itself, and --force remove it."""
     run = write_run(tmp_path / "run")
@@ -320,7 +308,6 @@ def test_an_archive_in_a_run_directory_is_no_log_of_the_run(tmp_path):
     content = archive.read_bytes()
     pack([run], run)
     assert archive.read_bytes() == content
-    assert archive not in files_of_run(run)
 
 
 def test_runs_are_packed_again_into_the_folder_that_holds_them(tmp_path):

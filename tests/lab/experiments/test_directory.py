@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 from tests.forking import fork
 from tests.lab.experiments.small import TINY_GPT, tiny_gpt
-from tests.processes import PATIENCE, ROOT
+from tests.processes import PATIENCE
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
 from polarstep_lab.records import record
-from polarstep_lab.records.directory import claim_directory, state_of
-from polarstep_lab.records.lock import RunLock
-from polarstep_lab.records.mark import LOCK, MARK, is_run_directory
-from polarstep_lab.records.record import Result, RunRecord, RunSpec
+from polarstep_lab.records.directory import RunLock, claim_directory
+from polarstep_lab.records.record import LOCK, MARK, Result, RunRecord, RunSpec
 from polarstep_lab.storage import StorageError
 from polarstep_lab.train.run import identify, train
 
@@ -149,35 +147,6 @@ def test_what_is_removed_is_said_first(tmp_path):
     assert all(name in text for name in before if name != MARK)
 
 
-@pytest.mark.parametrize("marked", [True, False])
-def test_run_directories_of_earlier_versions_are_known(marked, tmp_path):
-    directory = tmp_path / "run"
-    config = tiny_gpt("adamw")
-    train(config, directory)
-    if not marked:
-        (directory / MARK).unlink()
-        (directory / LOCK).write_text("")  # earlier versions left it behind
-    assert is_run_directory(directory)
-    assert state_of(directory) == "finished"
-    with pytest.raises(StorageError, match="holds a finished run"):
-        train(config, directory)
-    assert train(config, directory, force=True).status == "finished"
-    assert (directory / MARK).exists()
-
-
-def test_runs_in_the_archives_here_would_be_known_as_directories(tmp_path):
-    """The records of all versions that made runs for the report."""
-    archives = sorted((ROOT / "results").rglob("records.jsonl.gz"))
-    assert archives
-    for number, archive in enumerate(archives):
-        for path in record.find_runs([archive])[::20]:
-            directory = tmp_path / str(number) / path.relative_to(archive)
-            directory.mkdir(parents=True)
-            config = record.read_files(path)["config.json"]
-            (directory / "config.json").write_text(json.dumps(config))
-            assert is_run_directory(directory)
-
-
 def test_a_run_with_a_damaged_config_can_be_replaced(tmp_path):
     directory = tmp_path / "run"
     train(tiny_gpt("adamw"), directory)
@@ -191,7 +160,6 @@ def test_a_kill_while_a_run_is_removed_leaves_no_half_run(tmp_path, monkeypatch)
     directory = tmp_path / "run"
     config = tiny_gpt("adamw")
     train(config, directory)
-    (directory / MARK).unlink()  # as an earlier version made it
     real = Path.unlink
 
     def kill_at_the_result(path: Path, missing_ok: bool = False) -> None:
@@ -313,12 +281,12 @@ CLAIM = """
 import os, sys, time
 from pathlib import Path
 from polarstep_lab.storage import StorageError
-from polarstep_lab.records import lock
+from polarstep_lab.records import directory as rules
 from polarstep_lab.records.directory import claim_directory
-from polarstep_lab.records.lock import RunLock
+from polarstep_lab.records.directory import RunLock
 from polarstep_lab.records.record import RunSpec
 
-lock.PATIENCE = 300.0  # a busy machine may stop the holder before it has said who it is
+rules.PATIENCE = 300.0  # a busy machine may stop the holder before it has said who it is
 directory, count, rounds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 for number in range(rounds):
     run, told = directory / f"run-{number}", directory / f"told-{number}"

@@ -15,8 +15,7 @@ from tests.processes import PATIENCE, wait_until
 
 from polarstep_lab.jobs.job import Job, jobs_of, unfinished
 from polarstep_lab.jobs.local import LocalWorkers, Outcome, run_jobs
-from polarstep_lab.records.mark import LOCK, STOP
-from polarstep_lab.records.record import RESULT, TIME_FIELDS, RunRecord
+from polarstep_lab.records.record import LOCK, RESULT, STOP, TIME_FIELDS, RunRecord
 from polarstep_lab.storage import StorageError
 from polarstep_lab.study import Study, Variant
 from polarstep_lab.train.run import Interrupted, train

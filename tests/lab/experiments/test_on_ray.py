@@ -18,7 +18,7 @@ from polarstep_lab.jobs.job import Job, unfinished
 from polarstep_lab.jobs.local import Workers, run_jobs
 from polarstep_lab.jobs.ray import RayWorkers
 from polarstep_lab.recipes import Range
-from polarstep_lab.records.mark import LOCK
+from polarstep_lab.records.record import LOCK
 from polarstep_lab.tune import Search, trials_of, tune
 
 LONGER = {key.replace(".", "__"): value for key, value in LONG.items()}

@@ -436,7 +436,7 @@ def test_nothing_is_overwritten_silently(what, tmp_path):
 
 
 def test_two_processes_in_one_directory(tmp_path):
-    from polarstep_lab.records.lock import RunLock
+    from polarstep_lab.records.directory import RunLock
 
     config = tiny_gpt()
     with pytest.raises(Interrupted):
@@ -472,7 +472,7 @@ def test_monitoring_records_gamma_and_changes_nothing(whole, tmp_path):
     seen = train(config, tmp_path / "seen")
     assert seen.value == Result.load(plain).value
     assert_same_state(state(plain)["model"], state(tmp_path / "seen")["model"])
-    rows = RunRecord.load(tmp_path / "seen").gamma
+    rows = RunRecord.load(tmp_path / "seen").logs["gamma"]
     assert sorted({row["step"] for row in rows}) == [0, 2, 4]
     assert len({row["parameter"] for row in rows}) == 12
     # Rank 6+2 of 32 leaves something out; the quintic never overshoots.

@@ -11,8 +11,7 @@ from polarstep_lab.jobs.job import Job
 from polarstep_lab.jobs.local import Outcome
 from polarstep_lab.records import record
 from polarstep_lab.records.directory import claim_directory
-from polarstep_lab.records.mark import STOP
-from polarstep_lab.records.record import MetricRow, Result
+from polarstep_lab.records.record import STOP, MetricRow, Result
 
 
 @dataclass

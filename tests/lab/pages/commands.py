@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.lab.experiments.small import ablation_runs, comparison_runs
 
-from polarstep_lab.cli.options import overrides_of, seeds_of
+from polarstep_lab.cli.runs import overrides_of, seeds_of
 from polarstep_lab.jobs.job import plan_run
 from polarstep_lab.methods import find_method, find_methods
 from polarstep_lab.settings_by_name import parse_assignment

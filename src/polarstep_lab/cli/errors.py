@@ -1,4 +1,4 @@
-"""Failures of commands: one line that says what to do instead of a traceback, and an exit status.
+"""What goes wrong in commands: one line that says what to do instead of a traceback, and a status.
 
 The status is 0 for success, 1 for an error, 3 for a loss that is no longer finite, and 130 for an
 interruption by Ctrl-C.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 
 import torch
 import torch.distributed as dist
@@ -17,16 +18,39 @@ from rich.console import Console
 from polarstep_lab.data.corpus import TextError
 from polarstep_lab.data.tokenizer import VocabularyError
 from polarstep_lab.jobs.local import EXPLAINED
+from polarstep_lab.storage import StorageError
 from polarstep_lab.train.ranks import first_failure
 from polarstep_lab.train.run import Interrupted
 
-__all__ = ["DIVERGED", "INTERRUPTED", "clear_errors"]
+__all__ = ["AGAIN", "DIVERGED", "ERROR", "INTERRUPTED", "REPORT", "clear_errors", "need"]
 
 ERROR = 1
 DIVERGED = 3
 INTERRUPTED = 130
 
 EXPECTED = (*EXPLAINED, TextError, VocabularyError, OSError)
+
+AGAIN = "Run the same command again to go on."
+
+REPORT = ("jinja2", "matplotlib", "pandas", "scipy")
+"""The packages that a report needs."""
+
+
+def need(what: str, *packages: str) -> None:
+    """Raise an error with the command to install, if a package that ``what`` needs is missing.
+
+    Asked before a command starts, so that no work is lost for want of a package.
+
+    >>> need("counting", "collections", "a_package_of_nobody")
+    Traceback (most recent call last):
+    polarstep_lab.storage.StorageError: counting needs 'a_package_of_nobody', which is not installed: ...
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise StorageError(
+                f"{what} needs {package!r}, which is not installed: "
+                "pip install 'polarstep[experiments]'"
+            )
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""``polarstep list``: recipes, methods and ablations, or the runs below a folder."""
+"""``polarstep report``, ``pack`` and ``list``: what is made of the records of runs."""
 
 from __future__ import annotations
 
@@ -10,13 +10,70 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from polarstep_lab.axes import AXES
-from polarstep_lab.cli.failures import clear_errors
+from polarstep_lab.cli.errors import REPORT, clear_errors, need
 from polarstep_lab.methods import METHODS, all_methods, find_method
 from polarstep_lab.recipes import RECIPES
+from polarstep_lab.records.pack import pack as pack_runs
 from polarstep_lab.records.record import UNREADABLE, RunRecord, find_runs
 from polarstep_lab.storage import StorageError
 
-__all__ = ["list_"]
+__all__ = ["list_", "pack", "report"]
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, archives, folders that hold some."),
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="The folder to write the report to.")
+    ] = Path("report"),
+    title: Annotated[str, typer.Option(help="The heading of the page.")] = "polarstep: results",
+) -> None:
+    """Make one self-contained page, with its tables and figures, from any set of runs."""
+    with clear_errors(""):
+        need("a report", *REPORT)
+        # pandas and matplotlib take a second to import: only a report should wait for them.
+        from polarstep_lab.report import write_report
+
+        with Console(stderr=True).status("Reading the runs …") as status:
+            page = write_report(
+                directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
+            )
+    Console().print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+
+
+def pack(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, folders that hold some, archives."),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option("--out", "-o", help="The folder whose records.jsonl.gz to make or extend."),
+    ],
+    force: Annotated[
+        bool,
+        typer.Option(
+            "--force", help="Replace archived runs of the same name with another config or metric."
+        ),
+    ] = False,
+) -> None:
+    """Put the records of many runs into one small file, without checkpoints.
+
+    The commands report, list and pack read the file in place of the run directories.
+    """
+    with clear_errors(""), Console(stderr=True).status("Reading the runs …"):
+        done = pack_runs(directories, out, force=force)
+    size = done.archive.stat().st_size
+    kept = f", {done.kept} kept as they had ended" if done.kept else ""
+    Console().print(
+        f"{done.archive}: {done.runs} runs, {size / 1e6:.2f} MB ({done.added} new, "
+        f"{done.replaced} replaced{kept})",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
 
 
 def list_(
