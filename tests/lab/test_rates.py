@@ -11,9 +11,15 @@ from polarstep import rng
 from polarstep.maps import Exact, NewtonSchulz
 from polarstep.theory import schedules
 from polarstep.theory.noise import AlphaStable, GradientNoise
-from polarstep_lab.checks.convergence import studies
-from polarstep_lab.checks.convergence.measured import Case, Setup, fit, measured_rates, trajectories
-from polarstep_lab.checks.convergence.problems import Ripples
+from polarstep_lab.checks import rate_studies as studies
+from polarstep_lab.checks.convergence import (
+    Case,
+    Ripples,
+    Setup,
+    fit,
+    measured_rates,
+    trajectories,
+)
 from polarstep_lab.cli import app
 
 SMALL = Setup(horizons=(16, 32, 64), replicas=6, shape=(3, 4))
@@ -152,30 +158,20 @@ def test_errors(call, words):
         call()
 
 
-@pytest.mark.rendered
-def test_command_writes_figure_and_record_and_keeps_earlier_ones(tmp_path):
-    run = [
-        "rates",
-        "--out",
-        str(tmp_path / "out"),
-        "--alphas",
-        "1.5,2",
-        "--solvers",
-        "newton-schulz",
-    ]
+def test_command_writes_its_record_and_keeps_an_earlier_one(tmp_path):
+    out = tmp_path / "new" / "rates.json"
+    run = ["rates", "--out", str(out), "--alphas", "1.5,2", "--solvers", "newton-schulz"]
     run += ["--shortest", "8", "--longest", "32", "--replicas", "3", "--no-examples"]
     result = CliRunner().invoke(app, run)
     assert result.exit_code == 0, result.output
-    record = json.loads((tmp_path / "out/rates.json").read_text())
+    record = json.loads(out.read_text())
     assert [row["alpha"] for row in record["rates"]] == [1.5, 1.5, 2.0, 2.0]
     assert record["setup"]["horizons"] == [8, 16, 32]
-    for suffix in ("svg", "png"):
-        assert (tmp_path / f"out/rates.{suffix}").stat().st_size > 5000
     again = CliRunner().invoke(app, run)
     assert again.exit_code == 2
     assert "--force" in again.output
     assert CliRunner().invoke(app, [*run, "--force"]).exit_code == 0
-    assert json.loads((tmp_path / "out/rates.json").read_text()) == record
+    assert json.loads(out.read_text()) == record
 
 
 @pytest.mark.parametrize(
@@ -195,11 +191,11 @@ def test_command_names_the_option_that_is_wrong(options, words, tmp_path):
     assert not (tmp_path / "bad").exists()
 
 
-def test_command_refuses_a_file_for_its_folder_before_it_measures(tmp_path):
+def test_command_refuses_a_place_below_a_file_before_it_measures(tmp_path):
     (tmp_path / "rates").write_text("")
-    for out in ("rates", "rates/inside"):
-        outcome = CliRunner().invoke(app, ["rates", "--quick", "--out", str(tmp_path / out)])
-        assert outcome.exit_code == 2
-        said = " ".join(outcome.output.replace("│", " ").split())
-        assert "is a file, expected a folder: choose another --out" in said
-        assert "steps" not in outcome.output  # no progress was shown
+    words = ["rates", "--quick", "--out", str(tmp_path / "rates" / "inside.json")]
+    outcome = CliRunner().invoke(app, words)
+    assert outcome.exit_code == 2
+    said = " ".join(outcome.output.replace("│", " ").split())
+    assert "is a file, expected a folder: choose another --out" in said
+    assert "steps" not in outcome.output  # no progress was shown

@@ -51,8 +51,6 @@ MOMENTS = (1.25, 1.5, 1.75, 2.0)
 """Orders p of the moments (E‖ξ‖^p)^{1/p}; the paper's α is in (1, 2]."""
 RATIO = 4
 """Sums have 4, 16, 64, … terms, as long as the draws suffice for 8 such sums."""
-SURVIVAL = (0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-"""Probabilities P(‖ξ‖ > t) whose t is recorded, as far as at least two draws exceed t."""
 GAUSSIAN_REPEATS = 40
 """Gaussian samples behind each reference interval."""
 
@@ -209,7 +207,7 @@ class NoiseDraws:
         square = float(self.pairs[:, columns].sum(1).var()) if len(self.pairs) > 1 else math.nan
         return max(1.0, trace**2 / square) if square > 0 else math.nan
 
-    def summary(self, names: Sequence[str], *, survival: bool = False) -> dict[str, Any]:
+    def summary(self, names: Sequence[str]) -> dict[str, Any]:
         """Statistics of ``names`` taken together; the module docstring explains the entries.
 
         An estimate is left out where there are too few draws for it, or no noise.
@@ -241,10 +239,6 @@ class NoiseDraws:
             | _entry(self._growth(names, level))
             for level in self.sums
         ]
-        if survival:
-            kept = [p for p in SURVIVAL if p * self.count >= 2]
-            found["survival"] = [[p, float(norms.quantile(1 - p))] for p in kept]
-            found["largest"] = float(norms.max())
         return found
 
     def _growth(self, names: Sequence[str], level: int) -> TailIndex:

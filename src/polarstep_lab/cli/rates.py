@@ -20,16 +20,14 @@ from rich.progress import (
 from rich.table import Table
 
 from polarstep.theory.checks import tail_index
-from polarstep_lab.checks.convergence.figure import draw
-from polarstep_lab.checks.convergence.measured import FEWEST_HORIZONS, Setup
-from polarstep_lab.checks.convergence.studies import (
+from polarstep_lab.checks.convergence import FEWEST_HORIZONS, Setup
+from polarstep_lab.checks.rate_studies import (
     SOLVERS,
     StudyRow,
     batch_study,
     rate_study,
     tuning_study,
 )
-from polarstep_lab.cli.errors import clear_errors, need
 from polarstep_lab.storage import StorageError, refuse_unwritable, write_json
 
 __all__ = ["rates"]
@@ -38,8 +36,8 @@ __all__ = ["rates"]
 def rates(
     out: Annotated[
         Path,
-        typer.Option("--out", "-o", help="Folder for rates.json, rates.svg and rates.png."),
-    ] = Path("rates"),
+        typer.Option("--out", "-o", help="The file of the measurements, as JSON."),
+    ] = Path("rates.json"),
     alphas: Annotated[str, typer.Option(help="Tail indices in (1, 2], comma-separated.")] = (
         "1.2,1.4,1.6,1.8,2"
     ),
@@ -63,10 +61,7 @@ def rates(
     ] = False,
 ) -> None:
     """Measure rates: run Muon on heavy-tailed noise and compare slopes with the theorems."""
-    with clear_errors(""):
-        need("the figure of the rates", "matplotlib")
-    record = out / "rates.json"
-    _check_place(record, force)
+    _check_place(out, force)
     names = tuple(name.strip() for name in solvers.split(","))
     chosen = _tail_indices(alphas)
     if quick:
@@ -94,7 +89,7 @@ def rates(
             tuning = tuning_study(tuned, tick=of_tuning)
             batches = batch_study(batched, tick=of_batches)
     write_json(
-        record,
+        out,
         {
             "seed": seed,
             "setup": asdict(setup),
@@ -103,22 +98,15 @@ def rates(
             "batch": batches and {"setup": asdict(batched), "rows": [asdict(r) for r in batches]},
         },
     )
-    draw(
-        out / "rates",
-        setup.horizons,
-        found,
-        (tuned.horizons, tuning) if tuning else None,
-        (batched.horizons, batches) if batches else None,
-    )
     Console().print(_table(found))
-    console.print(f"wrote {record}, {out / 'rates.svg'} and {out / 'rates.png'}")
+    console.print(f"wrote {out}")
 
 
 def _check_place(record: Path, force: bool) -> None:
     """Raise where the results may not be written."""
     if record.exists() and not force:
         raise typer.BadParameter(
-            f"{record} exists: give another folder, or --force to replace it", param_hint="--out"
+            f"{record} exists: give another file, or --force to replace it", param_hint="--out"
         )
     try:
         refuse_unwritable(record, "--out")

@@ -126,7 +126,7 @@ class NoiseLog:
         groups = {"all": drawn.names, "hidden": [n for n in drawn.names if n in self._hidden]}
         for group, names in groups.items():
             if names:
-                yield common | {"parameter": group} | drawn.summary(names, survival=True)
+                yield common | {"parameter": group} | drawn.summary(names)
         for name in drawn.names:
             if len(shapes[name]) > 1:
                 row = {"parameter": name, "shape": shapes[name]}

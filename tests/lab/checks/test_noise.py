@@ -95,7 +95,7 @@ def test_sums_of_sums_are_sums():
 
 
 def test_gaussian_noise_looks_gaussian_to_every_estimate(gaussian):
-    found = gaussian.summary(["a", "b"], survival=True)
+    found = gaussian.summary(["a", "b"])
     assert found["dimension"] == pytest.approx(44, rel=0.25)
     low, middle, high = found["tail"]["gaussian"]
     assert low < found["tail"]["alpha"] < high
@@ -110,12 +110,6 @@ def test_gaussian_noise_looks_gaussian_to_every_estimate(gaussian):
         float(gaussian.norms(["a", "b"]).square().mean().sqrt())
     )
     assert sorted(found["moments"].values()) == list(found["moments"].values())
-    probabilities = [p for p, _ in found["survival"]]
-    # Two or more of 512 draws exceed the last of them.
-    assert probabilities == [0.9, 0.75, 0.5, 0.25, 0.1, 0.05, 0.02, 0.01, 0.005]
-    norms = gaussian.norms(["a", "b"])
-    for p, value in found["survival"]:
-        assert float((norms > value).double().mean()) == pytest.approx(p, abs=1 / 512)
 
 
 @pytest.mark.parametrize("law", [StudentT(1.5), AlphaStable(1.5)], ids=str)

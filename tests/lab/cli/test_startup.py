@@ -100,7 +100,6 @@ def test_the_overview_says_what_the_sub_command_says(name):
         ("matplotlib", ["report", "."]),
         ("jinja2", ["report", "."]),
         ("pandas", ["demo", "--out", "unused"]),
-        ("matplotlib", ["rates", "--quick", "--out", "unused"]),
         ("tensorboard", ["run", "nanogpt-toy", "-m", "muon", "--tensorboard", "--out", "unused"]),
         ("tiktoken", ["tokenize", "unused.txt", "--vocab", "unused", "--out", "unused"]),
         ("pooch", ["download", "cifar10", "--to", "unused"]),

@@ -21,7 +21,7 @@ from polarstep.maps.sketches import Kaczmarz
 from polarstep.theory import bounds, schedules
 from polarstep.theory.bounds import Setting
 from polarstep.theory.noise import AlphaStable, GradientNoise, RareCorrection, SkewedPareto
-from polarstep_lab.checks.convergence.measured import Case, Setup, measured_rates
+from polarstep_lab.checks.convergence import Case, Setup, measured_rates
 
 __all__ = [
     "MARGIN",

@@ -1,1 +1,0 @@
-"""Measured rates of convergence, compared with the paper's theorems."""
