@@ -18,7 +18,8 @@ __all__ = ["TABLES", "Table"]
 class Table:
     """``corner`` is the title of the first column; rows and columns go from titles to parts of names.
 
-    A column whose pattern ends with ``!`` shows numbers without intervals and seeds, with ``±`` without seeds.
+    A column whose pattern ends with ``±`` shows numbers without their seeds, with ``!`` also without
+    their intervals.
     """
 
     corner: str
