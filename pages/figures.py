@@ -162,31 +162,29 @@ def curves(axes: Axes, drawn: Sequence[Curve], unit: str = "") -> list[str]:
     return parts
 
 
+def losses(title: str, x_title: str, axes: Axes, drawn: Sequence[Curve], unit: str = "") -> str:
+    """A figure of validation perplexity on a logarithmic scale."""
+    after = unit or " steps"
+    told = [f"{name} ends at {p[-1][1]:.1f} after {p[-1][0]:.4g}{after}" for name, _, p in drawn]
+    parts = [*axes.draw(f"{title}, validation perplexity", x_title), *curves(axes, drawn, unit)]
+    return svg(f"{title}: perplexity over {x_title}", "; ".join(told), parts, WIDTH, HEIGHT)
+
+
 def loss_over_steps(numbers: Mapping[str, Number]) -> str:
-    """GPT-2 with ``muon_for(model)``, AdamW and NorMuon at the best of their grids, over steps."""
+    """GPT-2 with ``muon_for(model)``, and other optimizers at the best of their grids, over steps."""
     its = family("gpt2")
-    shown = {
-        "AdamW": ("adamw", "adamw"),
-        "torch.optim.Muon": ("torch-muon", "other"),
-        "NorMuon": ("normuon", "third"),
-        "polarstep": ("default", "ours"),
-    }
     drawn = []
-    for name, (method, kind) in shown.items():
+    for name, kind, method in (
+        ("AdamW", "adamw", "adamw"),
+        ("torch.optim.Muon", "other", "torch-muon"),
+        ("NorMuon", "third", "normuon"),
+        ("polarstep", "ours", "default"),
+    ):
         if method in its:
             run = its[method][max(its[method])]
-            points = [(step, math.exp(loss)) for step, loss in run["curve"]]
-            drawn.append((name, kind, points))
-    steps = max(points[-1][0] for *_, points in drawn)
-    axes = Axes([0, steps / 3, 2 * steps / 3, steps], [50, 100, 200, 400, 800], log_y=True)
-    parts = axes.draw("GPT-2, validation perplexity", "steps of 16,384 tokens, one seed")
-    return svg(
-        "Perplexity over steps",
-        "; ".join(f"{name} ends at {points[-1][1]:.1f}" for name, _, points in drawn),
-        [*parts, *curves(axes, drawn)],
-        WIDTH,
-        HEIGHT,
-    )
+            drawn.append((name, kind, [(step, math.exp(loss)) for step, loss in run["curve"]]))
+    axes = Axes([0, 500, 1000, 1500], [50, 100, 200, 400, 800], log_y=True)
+    return losses("GPT-2", "steps of 16,384 tokens, one seed", axes, drawn)
 
 
 def loss_over_seconds(numbers: Mapping[str, Number]) -> str:
@@ -194,40 +192,29 @@ def loss_over_seconds(numbers: Mapping[str, Number]) -> str:
 
     ``polarstep`` is the map, the transform and the scale of ``muon_for``, here without decay as all are.
     """
-    shown = (
+    drawn = []
+    for name, kind, slug in (
         ("AdamW", "adamw", "adamw"),
         ("torch.optim.Muon", "other", "torch-muon"),
         ("NorMuon", "third", "normuon"),
         ("polarstep", "ours", "auto-rows-fan"),
-    )
-    drawn = []
-    for name, kind, slug in shown:
+    ):
         run = curve(slug)
         points = [(step * run["step_ms"] / 1000, value) for step, value in run["curve"]]
         drawn.append((name, kind, points))
     axes = Axes([0, 10, 20, 30, 40], [50, 60, 80, 100, 150, 200], log_y=True)
-    parts = axes.draw(
-        "A GPT, validation perplexity", "seconds on one H200, one seed, no weight decay"
-    )
-    return svg(
-        "Perplexity over seconds of training",
-        "; ".join(f"{n} ends at {p[-1][1]:.1f} after {p[-1][0]:.1f} s" for n, _, p in drawn),
-        [*parts, *curves(axes, drawn, " s")],
-        WIDTH,
-        HEIGHT,
-    )
+    return losses("A GPT", "seconds on one H200, one seed, no weight decay", axes, drawn, " s")
 
 
 def long_run(numbers: Mapping[str, Number]) -> str:
     """One pass over 73 million tokens, each row's first run that had the GPU to itself, over minutes."""
-    shown = (
+    drawn = []
+    for name, kind, variant in (
         ("AdamW", "adamw", "adamw"),
         ("LowRank (paper)", "other", "rand-muon"),
         ("full space", "full", "muon-polar-express"),
         ("auto", "ours", "deflated-120"),
-    )
-    drawn = []
-    for name, kind, variant in shown:
+    ):
         run = next(
             line
             for line in lines("long-run", "table")
@@ -241,16 +228,8 @@ def long_run(numbers: Mapping[str, Number]) -> str:
         ]
         drawn.append((name, kind, points))
     axes = Axes([0, 0.5, 1, 1.5, 2, 2.5], [30, 40, 60, 100, 200], log_y=True)
-    parts = axes.draw(
-        "72.7M tokens, validation perplexity", "minutes on one H200, one seed, rates of short runs"
-    )
-    return svg(
-        "Perplexity over minutes of training",
-        "; ".join(f"{n} ends at {p[-1][1]:.1f} after {p[-1][0]:.1f} min" for n, _, p in drawn),
-        [*parts, *curves(axes, drawn, " min")],
-        WIDTH,
-        HEIGHT,
-    )
+    x_title = "minutes on one H200, one seed, rates of short runs"
+    return losses("72.7M tokens", x_title, axes, drawn, " min")
 
 
 SHOWN = {

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-import statistics
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from scipy import special
-
 from pages import ROOT
 from polarstep_lab import records
+from polarstep_lab.estimates import Difference, Estimate
 
 Line = dict[str, Any]
 """A line of a record: ``kind``, ``study``, ``part``, ``variant``, ``config``, ``environment``, …"""
@@ -48,47 +44,20 @@ def by_seed(
     }
 
 
-@dataclass(frozen=True)
-class Change:
-    """A mean over seeds, half of its 95% t-interval, and the number of seeds; one seed has no half."""
-
-    value: float
-    half: float | None
-    seeds: int
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval leaves out zero."""
-        return self.half is not None and abs(self.value) > self.half
+def change(values: Iterable[float]) -> Difference:
+    """The mean of a few numbers, with its standard error."""
+    found = Estimate.of(values)
+    assert found is not None
+    return found.from_zero
 
 
-def change(values: Iterable[float]) -> Change:
-    """The mean of a few numbers, with its t-interval."""
-    found = [*values]
-    if len(found) == 1:
-        return Change(found[0], None, 1)
-    error = statistics.stdev(found) / math.sqrt(len(found))
-    half = error * float(special.stdtrit(len(found) - 1, 0.975))
-    return Change(statistics.fmean(found), half, len(found))
-
-
-def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Change:
+def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Difference:
     """The mean difference on the seeds that both have."""
     return change(values[seed] - base[seed] for seed in sorted(values.keys() & base.keys()))
 
 
-def percent(values: Mapping[int, float], base: Mapping[int, float]) -> Change:
+def percent(values: Mapping[int, float], base: Mapping[int, float]) -> Difference:
     """The mean relative difference on the seeds that both have, in percent."""
     return change(
         100 * (values[seed] / base[seed] - 1) for seed in sorted(values.keys() & base.keys())
-    )
-
-
-def welch(ours: tuple[float, float, int], theirs: tuple[float, float, int]) -> Change:
-    """The difference of two means, each given as mean, standard deviation and n; Welch's interval."""
-    (mean, std, n), (other, spread, m) = ours, theirs
-    a, b = std**2 / n, spread**2 / m
-    freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (m - 1))
-    return Change(
-        mean - other, math.sqrt(a + b) * float(special.stdtrit(freedom, 0.975)), min(n, m)
     )

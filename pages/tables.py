@@ -6,7 +6,7 @@ none. A page has a table between ``<!-- table: NAME -->`` and ``<!-- end -->``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from pages.numbers.number import Number, forms
@@ -39,11 +39,21 @@ class Table:
             lines.append(f"| {' | '.join([title, *cells])} |")
         return "\n".join(lines)
 
+    def names(self) -> Iterator[str]:
+        """The names of its numbers; some may have no number."""
+        for column in self.columns.values():
+            yield from (name_in(column, row) for row in self.rows.values())
+
+
+def name_in(pattern: str, row: str) -> str:
+    """The name of the number in a cell."""
+    return pattern.rstrip("±!").replace("{}", row)
+
 
 def cell(pattern: str, row: str, numbers: Mapping[str, Number]) -> str:
     """The text of a number, with spaces that do not break."""
     form = {"±": 1, "!": 2}.get(pattern[-1], 0)
-    number = numbers.get(pattern.rstrip("±!").replace("{}", row))
+    number = numbers.get(name_in(pattern, row))
     if number is None:
         return "–"
     return forms(number.text)[form].replace(" ", "\N{NO-BREAK SPACE}")

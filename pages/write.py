@@ -1,4 +1,4 @@
-"""docs/numbers.json, the tables and figures made from it, and the check that the pages agree with it.
+"""docs/numbers.json, the tables and figures of the pages, and the check that the pages agree with it.
 
     python -m pages            # write docs/numbers.json, the tables of the pages and the figures
     python -m pages --write    # and put new texts of numbers in the place of the old ones
@@ -14,7 +14,7 @@ import argparse
 import json
 import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -56,23 +56,24 @@ def main() -> int:
         return 0
     from pages.figures import FIGURES
 
-    texts = {NUMBERS: json_of(numbers)}
+    texts: dict[Path, str] = {}
     old = json.loads(NUMBERS.read_text(encoding="utf-8")) if NUMBERS.exists() else {}
     for page in pages():
         text = page.read_text(encoding="utf-8")
         if options.write:
             text = rewritten(text, old, numbers, page)
         texts[page] = with_tables(text, numbers)
+    wrong = [
+        f"{page.relative_to(ROOT)}: {what}"
+        for page, text in texts.items()
+        for what in mistakes(text, numbers, by_hand=str(page.relative_to(ROOT)) in BY_HAND)
+    ]
+    texts[NUMBERS] = json_of(numbers, texts.values())
     texts |= {ROOT / name: draw(numbers) for name, draw in FIGURES.items()}
     stale = [
         path
         for path, text in texts.items()
         if not path.exists() or path.read_text(encoding="utf-8") != text
-    ]
-    wrong = [
-        f"{page.relative_to(ROOT)}: {what}"
-        for page in pages()
-        for what in mistakes(texts[page], numbers, by_hand=str(page.relative_to(ROOT)) in BY_HAND)
     ]
     if not options.check:
         for path in stale:
@@ -86,13 +87,28 @@ def _fill(file: IO[bytes], text: str) -> None:
     file.write(text.encode())
 
 
-def json_of(numbers: Mapping[str, Number]) -> str:
-    """The content of docs/numbers.json: a line for each number."""
+def json_of(numbers: Mapping[str, Number], texts: Iterable[str]) -> str:
+    """The content of docs/numbers.json: a line for each number that the pages' texts name."""
+    names = {name for text in texts for name in named(text)}
     lines = (
         f"  {json.dumps(name)}: {json.dumps(number.to_json(), ensure_ascii=False)}"
         for name, number in numbers.items()
+        if name in names
     )
     return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def named(text: str) -> Iterator[str]:
+    """The names of numbers in a page's comments, conditions and tables."""
+    from pages.tables import TABLES
+
+    for *_, words in paragraphs(text):
+        for word in words:
+            condition = CONDITION.match(word)
+            for name in (condition[1], condition[3]) if condition else (word,):
+                yield name.removesuffix(".low").removesuffix(".high")
+    for table in TABLE.finditer(text):
+        yield from TABLES[table[2]].names()
 
 
 # --- what a page says ---------------------------------------------------------------------------

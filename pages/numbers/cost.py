@@ -11,7 +11,7 @@ import torch
 
 import polarstep as ps
 from pages.numbers.number import Number, plain, span
-from pages.records import lines, rows, study
+from pages.records import lines, rows
 
 LOADS = {"nanogpt": "nanoGPT", "8b": "8B layer"}
 """The matrices that were timed on a GPU: 64 of a GPT of width 768, and one layer of 8B parameters."""
@@ -20,23 +20,11 @@ WIDTHS = (384, 512, 576, 640, 704)
 MAPS = {
     "full": "full space, PolarExpress 5",
     "full-rows": "full space, PolarExpress 5, rows normalized",
-    "full-fan": "full space, PolarExpress 5",
-    "quintic": "full space, quintic 7",
     "auto": "auto",
     "auto-rows": "auto, rows normalized",
     "auto-rows-fan": "auto, rows normalized",
-    "sixth": "Deflated, ℓ = a sixth",
-    "sixth-rows": "Deflated, ℓ = a sixth, rows normalized",
-    "eighth": "Deflated, ℓ = an eighth",
-    "eighth-rows": "Deflated, ℓ = an eighth, rows normalized",
-    "twelfth": "Deflated, ℓ = a twelfth",
-    "twelfth-rows": "Deflated, ℓ = a twelfth, rows normalized",
     "low-rank": "LowRank, Gaussian h=0",
-    "low-rank-warm": "LowRank, warm",
     "paper": "LowRank, the paper's (h=1, q=7)",
-    "paper-rows": "LowRank, the paper's (h=1, q=7), rows normalized",
-    "kaczmarz-half": "LowRank, Kaczmarz h=½",
-    "gaussian-half": "LowRank, Gaussian h=½",
 }
 """Our maps: the name of a number, and of the row in the record. A factor of the rate costs nothing."""
 PEERS = {
@@ -50,15 +38,8 @@ PEERS = {
     "soap": "SOAP of pytorch_optimizer",
 }
 """Other optimizers. A peer that was timed with a CUDA graph too is taken as the faster of both."""
-ON_NANOGPT = {
-    "Deflated, ℓ = a sixth": "Deflated 120, warm, one step",
-    "Deflated, ℓ = an eighth": "Deflated 88, warm, one step",
-    "Deflated, ℓ = a twelfth": "Deflated 56, warm, one step",
-}
-"""Heads of these widths have another name in the record of nanoGPT's matrices."""
 HOSTS = ("h200", "h200-deflated", "h200-peers")
 """Records of three hosts. ``torch.optim.Muon`` waits for the CPU: the fastest of them counts."""
-ROWS = ", rows normalized"
 STEP_COST = "results/step-cost"
 
 
@@ -75,9 +56,6 @@ def steps(part: str) -> dict[tuple[str, str], dict[str, Any]]:
 def timed(slug: str, load: str) -> dict[str, Any] | None:
     """The row of a map or a peer on a workload: our maps were timed again after the peers."""
     title = {**MAPS, **PEERS}[slug]
-    if load == "nanoGPT":
-        base = title.removesuffix(ROWS)
-        title = ON_NANOGPT.get(base, base) + title[len(base) :]
     forms = [title, f"{title}, CUDA graph"]
     for part in ("h200-maps", "h200-peers"):
         found = [steps(part)[form, load] for form in forms if (form, load) in steps(part)]
@@ -90,7 +68,7 @@ def numbers() -> Iterator[tuple[str, Number]]:
     """All numbers of this file."""
     yield from _steps()
     yield from _shares()
-    yield from _sweeps()
+    yield from _between()
     yield from _on_cpus()
     yield from _whole_steps()
     yield from _counted()
@@ -112,74 +90,47 @@ def _steps() -> Iterator[tuple[str, Number]]:
             yield f"{slug}.ms.{load}", plain(row["ms"], STEP_COST, " ms", 2)
             yield f"{slug}.state.{load}", plain(row["state_mib"], STEP_COST, " MiB", 0)
             yield f"{slug}.extra.{load}", plain(row["extra_mib"], STEP_COST, " MiB", 0)
-    for load, workload in LOADS.items():
-        found = [
-            line["result"]["ratio"]
-            for line in study("step-cost")
-            if (line["kind"], line["variant"]) == ("time", MAPS["full"])
-            and line["config"].get("workload") == workload
-            and {*LOADS.values()} <= _workloads(line["part"])
-        ]
-        yield f"full.step-in-all-records.{load}", span(found, STEP_COST, "×", 2)
-    for width in WIDTHS:
-        for slug in ("full", "sixth", "auto"):
-            row = steps("h200-between")[MAPS[slug], f"width {width}"]
-            yield f"{slug}.step.{width}", plain(row["ratio"], STEP_COST, "×")
-
-
-def _workloads(part: str) -> set[str]:
-    """The workloads of an H200 on which full space was timed in a record."""
-    found = (load for name, load in steps(part) if name == MAPS["full"])
-    return {*found} if part.startswith("h200") else set()
 
 
 def _shares() -> Iterator[tuple[str, Number]]:
     """Parts of full space's time, and what options add to a step."""
+    first, again, rms = (steps(part) for part in ("h200-maps", "h200-again", "h200-rms"))
     for load, workload in LOADS.items():
-        full = steps("h200-maps")[MAPS["full"], workload]
-        auto = steps("h200-maps")[MAPS["auto"], workload]
-        yield f"auto.share.{load}", plain(100 * auto["ratio"] / full["ratio"], STEP_COST, "%", 0)
-        times = steps("h200-rms")
-        for slug, title in (
-            ("full", MAPS["full"]),
-            ("deflated", "Deflated 120, warm, one step"),
-            ("low-rank", MAPS["low-rank"]),
-        ):
-            more = (
-                times[f"{title}, update RMS of 0.2", workload]["ms"] / times[title, workload]["ms"]
-            )
-            yield f"{slug}.rms.{load}", plain(max(0.0, 100 * (more - 1)), STEP_COST, "%", 0)
-    for width in WIDTHS:
-        found = steps("h200-between")
-        full, sixth = (found[MAPS[slug], f"width {width}"] for slug in ("full", "sixth"))
-        yield f"sixth.share.{width}", plain(100 * sixth["ms"] / full["ms"], STEP_COST, "%", 0)
-    first, again = steps("h200-maps"), steps("h200-again")
+        full, auto = (first[MAPS[slug], workload]["ratio"] for slug in ("full", "auto"))
+        yield f"auto.share.{load}", plain(100 * auto / full, STEP_COST, "%", 0)
+    for slug, title in (
+        ("full", MAPS["full"]),
+        ("deflated", "Deflated 120, warm, one step"),
+        ("low-rank", MAPS["low-rank"]),
+    ):
+        with_it, without = (
+            rms[name, "nanoGPT"]["ms"] for name in (f"{title}, update RMS of 0.2", title)
+        )
+        more = max(0.0, 100 * (with_it / without - 1))
+        yield f"{slug}.rms.nanogpt", plain(more, STEP_COST, "%", 0)
     both = [row for row in again if row in first and row[0] != PEERS["adamw"]]
     apart = [again[row]["ms"] / first[row]["ms"] for row in both]
     yield "steps.timed-again", span(apart, STEP_COST, "", 2)
-    for part, name in (("h200-before", "h200"), ("cpu-arm-before", "arm")):
-        ratios = [
-            row["ms_ratio"]
-            for row in rows("step-cost", part, "beside")
-            if not row["variant"].startswith("AdamW")
-        ]
-        yield f"fixes.{name}", span(ratios, STEP_COST, "×", 2)
 
 
-def _sweeps() -> Iterator[tuple[str, Number]]:
-    """A sketch with a larger part of the width, and how times grow with the width."""
-    found: dict[tuple[str, int], dict[str, float]] = {}
-    for line in lines("step-cost", "h200", "time"):
-        if "sweep" in line["config"]:
-            point = found.setdefault((line["config"]["sweep"], line["config"]["x"]), {})
-            point[line["variant"]] = line["result"]["ms"]
-    adamw = found["width", 4096][PEERS["adamw"]]
-    wide = found["rank", 1024][MAPS["low-rank-warm"]]
-    yield "low-rank-warm.step.4096-rank-1024", plain(wide / adamw, STEP_COST, "×")
-    yield (
-        "full.step.4096",
-        plain(found["width", 4096][MAPS["full"]] / adamw, STEP_COST, "×"),
-    )
+def _between() -> Iterator[tuple[str, Number]]:
+    """Matrices of other widths, and a sketch with a larger part of a large one."""
+    narrow = steps("h200-between")
+    for width in WIDTHS:
+        full = narrow[MAPS["full"], f"width {width}"]
+        sixth = narrow["Deflated, ℓ = a sixth", f"width {width}"]
+        for slug, row in (("full", full), ("sixth", sixth)):
+            yield f"{slug}.step.{width}", plain(row["ratio"], STEP_COST, "×")
+        yield f"sixth.share.{width}", plain(100 * sixth["ms"] / full["ms"], STEP_COST, "%", 0)
+    wide = {
+        (line["config"]["sweep"], line["config"]["x"], line["variant"]): line["result"]["ms"]
+        for line in lines("step-cost", "h200", "time")
+        if "sweep" in line["config"]
+    }
+    adamw = wide["width", 4096, PEERS["adamw"]]
+    sketch, full_space = wide["rank", 1024, "LowRank, warm"], wide["width", 4096, MAPS["full"]]
+    yield "low-rank-warm.step.4096-rank-1024", plain(sketch / adamw, STEP_COST, "×")
+    yield "full.step.4096", plain(full_space / adamw, STEP_COST, "×")
 
 
 CPUS = {"x86": "cpu-no-tiles", "tiles": "cpu-tiles", "arm": "cpu-arm"}
@@ -191,32 +142,22 @@ def _on_cpus() -> Iterator[tuple[str, Number]]:
     for cpu, part in CPUS.items():
         found = steps(part)
         full = found.get((FLOAT32, "nanoGPT")) or found[MAPS["full"], "nanoGPT"]
-        for slug in ("auto", "low-rank", "paper", "full"):
+        for slug in ("auto", "paper", "full"):
             row = found.get((MAPS[slug], "nanoGPT"))
             if row is not None:
                 name = f"{slug}.faster.{cpu}-nanogpt"
                 yield name, plain(full["ms"] / row["ms"], STEP_COST, "×")
                 yield f"{slug}.step.{cpu}-nanogpt", plain(row["ratio"], STEP_COST, "×", 0)
-    for cpu, part in (("x86", "cpu-no-tiles"), ("tiles", "cpu")):
-        found = steps(part)
-        loop = found["a loop of Newton–Schulz 7", "nanoGPT"]["ms"]
-        ours = found[MAPS["paper"], "nanoGPT"]["ms"]
-        yield f"paper.faster-than-loop.{cpu}", plain(loop / ours, STEP_COST, "×")
 
 
 CURVES = {
     "adamw": "adamw+warmup",
     "full": "full",
     "auto": "lift-120-warm",
-    "auto-rows": "lift-120-warm+rows",
     "auto-rows-fan": "lift-120-warm+rows+fans",
-    "low-rank": "low-rank",
     "torch-muon": "peer:torch-muon",
-    "jordan": "peer:jordan-muon",
     "dion": "peer:dion-muon",
     "normuon": "peer:dion-normuon",
-    "dion2": "peer:dion2",
-    "dion3": "peer:dion3",
     "soap": "peer:soap+warmup",
 }
 """Runs of 24.6M tokens, one of each optimizer and alone on the GPU, by the name of a number."""
@@ -267,7 +208,7 @@ def _whole_steps() -> Iterator[tuple[str, Number]]:
 
 
 def _counted() -> Iterator[tuple[str, Number]]:
-    """What follows from the code: ℓ of ``auto``, FLOPs of adapters."""
+    """What follows from the code: ℓ of ``auto``."""
     code = "polarstep"
     for load, width in (("nanogpt", 768), ("8b", 4096)):
         polar = ps.Auto().on(width, width, torch.device("cuda"))
@@ -275,6 +216,3 @@ def _counted() -> Iterator[tuple[str, Number]]:
         ell = polar.head.width
         yield f"auto.columns.{load}", plain(ell, code, "", 0)
         yield f"auto.width-share.{load}", plain(100 * ell / width, code, "%", 0)
-    full = ps.NewtonSchulz(5, "polar-express")
-    share = (full.flops(16, 4096) + full.flops(4096, 16)) / full.flops(4096, 4096)
-    yield "adapters.flops", plain(100 * share, code, "%", 3)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from pages.records import Change
+from polarstep_lab.estimates import Difference
 
 __all__ = ["Number", "forms", "of", "plain", "setting", "span"]
 
@@ -30,15 +30,16 @@ class Number:
 
 
 def of(
-    found: Change, source: str, unit: str = "%", digits: int = 1, *, sign: bool = True
+    found: Difference, source: str, unit: str = "%", digits: int = 1, *, sign: bool = True
 ) -> Number:
     """A mean over seeds, as ``−0.3% ± 0.9 (n = 3)``, or ``+0.5% (one seed)``."""
     mark = ("−" if round(found.value, digits) < 0 else "+") if sign else ""
     text = f"{mark}{abs(found.value):.{digits}f}{unit}"
-    if found.half is None:
+    half = found.interval
+    if half is None:
         return Number(found.value, f"{text} (one seed)", source)
-    text += f" ± {found.half:.{digits}f} (n = {found.seeds})"
-    return Number(found.value, text, source, found.value - found.half, found.value + found.half)
+    text += f" ± {half:.{digits}f} (n = {found.pairs})"
+    return Number(found.value, text, source, found.value - half, found.value + half)
 
 
 def plain(value: float, source: str, unit: str = "", digits: int = 1) -> Number:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
-import statistics
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import torch
 
-from pages.numbers.number import Number, of, plain, setting, span
-from pages.records import BySeed, Change, Line, by_seed, change, lines, paired, percent, welch
+from pages.numbers.number import Number, of, plain, setting
+from pages.records import BySeed, Line, by_seed, change, lines, paired, percent
+from polarstep_lab.estimates import Difference, Estimate
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.paper import TABLE_2, TRAINING_TOKENS
 from polarstep_lab.recipes import resolve
@@ -34,7 +34,6 @@ def numbers() -> Iterator[tuple[str, Number]]:
     """All numbers of this file."""
     yield from _long_run()
     yield from _pairs_of_the_paper()
-    yield from _slow_run()
     yield from _cifar10()
     yield from _cifar10_ablations()
     yield from _maps_on_cifar10()
@@ -52,10 +51,7 @@ ROWS = {
     "auto-rows": "deflated-120-rows",
     "eighth": "deflated-88",
     "twelfth": "deflated",
-    "twelfth-rows": "deflated-rows",
     "adamw": "adamw",
-    "adamw-warmup": "adamw-warmup",
-    "adamw-head": "adamw-head",
     "sgd": "sgd",
     "quintic": "muon",
     "polyak": "muon-polyak",
@@ -115,24 +111,12 @@ def _long_run() -> Iterator[tuple[str, Number]]:
             of(change(ends(variant, own).values()), LONG, "", 2, sign=False),
         )
         if slug == "full":
-            yield (
-                "full.perplexity-at-0.032.73m",
-                of(change(ends(base, base_rate).values()), LONG, "", 2, sign=False),
-            )
-            lost = percent(ends(base, base_rate), ends(base, best(base)))
+            lost = percent(ends(base, base_rate), ends(base, own))
             yield "full.gap-at-0.032.73m", of(lost, LONG)
-            for what, text in (("value", "test"), ("validation", "validation")):
-                flat = percent(ends(base, 0.018, what), ends(base, best(base), what))
-                yield f"full.gap-at-0.018-{text}.73m", of(flat, LONG)
             continue
         yield f"{slug}.gap.73m", of(percent(ends(variant, own), ends(base, best(base))), LONG)
         alike = percent(ends(variant, rate), ends(base, base_rate))
         yield f"{slug}.gap-at-short-rates.73m", of(alike, LONG)
-        if own != rate:
-            yield (
-                f"{slug}.gain-of-best-rate.73m",
-                of(percent(ends(variant, own), ends(variant, rate)), LONG),
-            )
     found = [line for line in lines("long-run", "table") if line["variant"] in ROWS.values()]
     unknown = [
         line
@@ -158,32 +142,17 @@ def _pairs_of_the_paper() -> Iterator[tuple[str, Number]]:
         here = percent(ends(ours, chosen(ours)), ends(base, chosen(base)))
         yield name, of(here, LONG)
         a, b = table[SLUGS[ours]], table[SLUGS[base]]
-        apart = welch((a.mean, a.std, a.seeds), (b.mean, b.std, b.seeds))
-        assert apart.half is not None
-        theirs = Change(100 * apart.value / b.mean, 100 * apart.half / b.mean, apart.seeds)
+        apart = a.estimate.minus(b.estimate)
+        assert apart.error is not None
+        part = 100 / b.mean
+        theirs = Difference(part * apart.value, part * apart.error, apart.freedom, a.seeds)
         yield f"{name}.paper", of(theirs, "polarstep_lab.paper")
-    same = unclear = turned = 0
-    slugs = [*SLUGS]
-    for k, one in enumerate(slugs):
-        for other in slugs[k + 1 :]:
-            a, b = table[SLUGS[one]], table[SLUGS[other]]
-            paper = welch((a.mean, a.std, a.seeds), (b.mean, b.std, b.seeds))
-            mine = [[*ends(each, chosen(each)).values()] for each in (one, other)]
-            found = welch(*((statistics.fmean(x), statistics.stdev(x), len(x)) for x in mine))
-            if paper.clear:
-                same += found.clear and (found.value > 0) is (paper.value > 0)
-                turned += found.clear and (found.value > 0) is not (paper.value > 0)
-                unclear += not found.clear
-    yield "pairs.same-order", plain(same, LONG, "", 0)
-    yield "pairs.turned", plain(turned, LONG, "", 0)
-    yield "pairs.told-apart", plain(same + turned + unclear, LONG, "", 0)
-
-
-def _slow_run() -> Iterator[tuple[str, Number]]:
-    """What the rate of embedding and head is worth: runs with the recipe's earlier 0.008 for both."""
-    slow = by_seed(line for line in lines("long-run", "slow") if line["variant"] == f"{FULL}-slow")
-    yield "embedding.gain-at-0.018.73m", of(percent(ends(FULL, 0.018), slow), LONG)
-    yield "embedding.gain.73m", of(percent(ends(FULL, chosen(FULL)), slow), LONG)
+    mine = {name: Estimate.of(ends(slug, chosen(slug)).values()) for slug, name in SLUGS.items()}
+    order = TABLE_2["nanogpt"].order({name: found for name, found in mine.items() if found})
+    yield "pairs.same-order", plain(order.same, LONG, "", 0)
+    yield "pairs.turned", plain(len(order.turned), LONG, "", 0)
+    told_apart = order.same + order.unclear + len(order.turned)
+    yield "pairs.told-apart", plain(told_apart, LONG, "", 0)
 
 
 # --- CIFAR-10 -----------------------------------------------------------------------------------
@@ -200,24 +169,21 @@ def _cifar10() -> Iterator[tuple[str, Number]]:
     """Table 2's accuracies, here and in the paper."""
     agreeing = 0
     for slug, name in SLUGS.items():
-        ours, theirs = accuracy("table2", slug), TABLE_2["cifar10"].rows[name]
-        mean, std, n = statistics.fmean(ours.values()), statistics.stdev(ours.values()), len(ours)
-        paper = (100 * theirs.mean, 100 * theirs.std, theirs.seeds)
-        yield f"cifar10.{slug}", Number(mean, f"{mean:.2f}% (σ {std:.2f}, n = {n})", CIFAR)
-        yield (
-            f"cifar10.{slug}.paper",
-            Number(
-                paper[0],
-                f"{paper[0]:.2f}% (σ {paper[1]:.2f}, n = {paper[2]})",
-                "polarstep_lab.paper",
-            ),
-        )
-        apart = welch((mean, std, n), paper)
+        ours, theirs = Estimate.of(accuracy("table2", slug).values()), TABLE_2["cifar10"].rows[name]
+        paper = Estimate(100 * theirs.mean, 100 * theirs.std, theirs.seeds)
+        assert ours is not None
+        yield f"cifar10.{slug}", _with_deviation(ours, CIFAR)
+        yield f"cifar10.{slug}.paper", _with_deviation(paper, "polarstep_lab.paper")
+        apart = replace(ours.minus(paper), pairs=ours.n)
+        assert apart.error is not None
         yield f"cifar10.{slug}.to-paper", of(apart, CIFAR, " points", 2)
-        error = math.hypot(std / math.sqrt(n), paper[1] / math.sqrt(paper[2]))
-        agreeing += abs(apart.value) <= 2 * error
+        agreeing += abs(apart.value) <= 2 * apart.error
     yield "cifar10.methods", plain(len(SLUGS), CIFAR, "", 0)
     yield "cifar10.agreeing", plain(agreeing, CIFAR, "", 0)
+
+
+def _with_deviation(found: Estimate, source: str) -> Number:
+    return Number(found.mean, f"{found.mean:.2f}% (σ {found.std:.2f}, n = {found.n})", source)
 
 
 ABLATIONS: dict[str, tuple[Any, ...]] = {
@@ -268,35 +234,20 @@ def _maps_on_cifar10() -> Iterator[tuple[str, Number]]:
     full = accuracy("maps", FULL)
     for slug, variant in (
         ("full-rows", "muon-polar-express-rows"),
-        ("auto", "auto"),
-        ("auto-rows", "auto-rows"),
         ("deflated", "deflated"),
-        ("deflated-rows", "deflated-rows"),
         ("paper", "rand-muon"),
-        ("paper-rows", "rand-muon-rows"),
     ):
-        own = accuracy("maps", variant)
-        yield f"cifar10.{slug}.accuracy", plain(statistics.fmean(own.values()), CIFAR, "%", 2)
-        yield f"cifar10.{slug}.gap", of(paired(own, full), CIFAR, "", 2)
-    yield "cifar10.full.accuracy", plain(statistics.fmean(full.values()), CIFAR, "%", 2)
-    quintic = accuracy("table2", "muon")
-    yield (
-        "cifar10.rand-muon.gap",
-        of(paired(accuracy("table2", "rand-muon"), quintic), CIFAR, "", 2),
-    )
-    for slug in ("kept-fast", "warm"):
-        own = accuracy("ablations", f"rand-muon/sketch-{slug}")
-        yield f"cifar10.{slug}.gap", of(paired(own, quintic), CIFAR, "", 2)
+        yield f"cifar10.{slug}.gap", of(paired(accuracy("maps", variant), full), CIFAR, "", 2)
+    own = paired(accuracy("table2", "rand-muon"), accuracy("table2", "muon"))
+    yield "cifar10.rand-muon.gap", of(own, CIFAR, "", 2)
 
 
 # --- a short GPT --------------------------------------------------------------------------------
 
 GPT_ABLATIONS: dict[str, dict[str, str]] = {
     "rank": {"50": "50", "100": "100", "400": "400"},
-    "power": {"0": "0", "2": "2"},
     "steps": {"1": "1", "3": "3", "5": "5", "9": "9"},
     "solver": {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
-    "sequence-length": {"512": "512", "2048": "2048"},
 }
 """An axis of the paper's sketch, and its values with their names in numbers."""
 
@@ -330,7 +281,7 @@ def _text_and_model() -> Iterator[tuple[str, Number]]:
     """The text and the model of the GPTs."""
     for line in lines("gpt", "text", "text"):
         name = "train" if "train" in line["variant"] else "held-out"
-        for key in ("documents", "tokens", "shortest", "median"):
+        for key in ("documents", "tokens"):
             yield f"text.{name}.{key}", plain(line["result"][key], GPT_RUNS, "", 0)
     with torch.device("meta"):
         model = resolve("nanogpt-wiki", "muon").model
@@ -344,9 +295,3 @@ def _text_and_model() -> Iterator[tuple[str, Number]]:
     tokens = _tokens(lines("long-run", "table")[0])
     yield "long-run.tokens", plain(tokens, LONG, "M")
     yield "long-run.tokens.paper", plain(TRAINING_TOKENS / 1e6, "polarstep_lab.paper", "M", 0)
-    yield "long-run.tokens-share", plain(100e6 * tokens / TRAINING_TOKENS, LONG, "%", 0)
-    batches = [
-        stage["sequences"] * stage["sequence_length"] / 1000
-        for stage in lines("long-run", "table")[0]["config"]["config"]["data"]["stages"]
-    ]
-    yield "long-run.batches", span(batches, LONG, " thousand", 0)

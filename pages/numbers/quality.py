@@ -9,7 +9,8 @@ from functools import cache
 from typing import Any
 
 from pages.numbers.number import Number, of, plain, setting, span
-from pages.records import BySeed, Change, change, percent, rows
+from pages.records import BySeed, change, percent, rows
+from polarstep_lab.estimates import Difference
 
 CHOICE = 3
 """The seed that chooses rates; tables are of other seeds."""
@@ -26,14 +27,9 @@ MAPS = {
     "auto-rows": "lift-120-warm+rows",
     "auto-rows-fan": "lift-120-warm+rows+fans",
     "eighth": "lift-88-warm",
-    "eighth-rows": "lift-88-warm+rows",
     "twelfth": "lift-56-warm",
-    "twelfth-rows": "lift-56-warm+rows",
-    "scaled": "scaled-200",
     "low-rank": "low-rank",
-    "low-rank-rows": "low-rank+rows",
     "paper": "paper",
-    "paper-rows": "paper+rows",
     "adamw": "adamw",
     "torch-muon": "peer:torch-muon",
     "jordan": "peer:jordan-muon",
@@ -118,15 +114,13 @@ def trained(name: str) -> Trained:
     return min(found, key=lambda key: text[key].get(CHOICE, math.inf))
 
 
-def gap(one: Trained, base: Trained = ("full", RATE)) -> Change:
+def gap(one: Trained, base: Trained = ("full", RATE)) -> Difference:
     """Test perplexity against that of another on the same seeds, in percent."""
     found = perplexities("test" if _halves(one, base) else "perplexity")
     return percent(_reported(found[one]) or found[one], found[base])
 
 
 def _frontier() -> Iterator[tuple[str, Number]]:
-    own = ("full", chosen("full") or RATE)
-    yield "full.rates-apart.25m", of(gap(own), FRONTIER)
     for slug, name in MAPS.items():
         one = trained(name)
         yield f"{slug}.rate.25m", setting(one[1], FRONTIER)
@@ -136,35 +130,11 @@ def _frontier() -> Iterator[tuple[str, Number]]:
         if slug == "full":
             continue
         yield f"{slug}.gap.25m", of(gap(one), FRONTIER)
-    yield (
-        "auto-rows-fan.gap-to-normuon.25m",
-        of(gap(trained(MAPS["auto-rows-fan"]), trained(MAPS["normuon"])), FRONTIER),
-    )
-    yield (
-        "full-fan.gap-to-dion.25m",
-        of(gap(trained(MAPS["full-fan"]), trained(MAPS["dion"])), FRONTIER),
-    )
-    yield "full-fan.gain.25m", of(gap(("full+fans", 0.02)), FRONTIER)
-    fan, plain_rate = trained(MAPS["auto-rows-fan"]), trained(MAPS["auto-rows"])
-    yield "auto-rows-fan.gain-of-fan.25m", of(gap(fan, plain_rate), FRONTIER)
-    yield "rows.gain.25m", of(_gain_of_rows(), FRONTIER)
+    for ours, theirs in (("auto-rows-fan", "normuon"), ("full-fan", "dion")):
+        apart = gap(trained(MAPS[ours]), trained(MAPS[theirs]))
+        yield f"{ours}.gap-to-{theirs}.25m", of(apart, FRONTIER)
     yield from _repeated()
     yield "frontier.tokens", plain(1500 * 16 * 1024 / 1e6, FRONTIER, "M")
-    count = len(rows("frontier", "runs"))
-    yield "frontier.runs", plain(count, FRONTIER, "", 0)
-
-
-def _gain_of_rows() -> Change:
-    """What normalized rows do in the mean of all maps that have them, each at its own rate."""
-    seeds: dict[int, list[float]] = {}
-    for name in dict.fromkeys(name for name, _ in perplexities("test")):
-        if name in MAPS.values() and name.endswith("+rows"):
-            ours, theirs = trained(name), trained(name.removesuffix("+rows"))
-            found = perplexities("test" if _halves(ours, theirs) else "perplexity")
-            for seed in _reported(found[ours]).keys() & found[theirs].keys():
-                change_of_it = 100 * (found[ours][seed] / found[theirs][seed] - 1)
-                seeds.setdefault(seed, []).append(change_of_it)
-    return change(statistics.fmean(each) for each in seeds.values())
 
 
 def _repeated() -> Iterator[tuple[str, Number]]:
@@ -226,48 +196,45 @@ def _scaling() -> Iterator[tuple[str, Number]]:
                 yield f"{slug}.slope-over-{name}", of(_slope(means), SCALING, "", 2)
 
 
-def _slope(means: Mapping[int, float]) -> Change:
-    """What a line through the mean gaps gains for each doubling, in points; ``seeds`` counts places."""
+def _slope(means: Mapping[int, float]) -> Difference:
+    """What a line through the mean gaps gains for each doubling, in points; ``pairs`` counts places."""
     from scipy import stats
 
     places = sorted(means)
     fit = stats.linregress([math.log2(x) for x in places], [means[x] for x in places])
-    half = float(fit.stderr * stats.t.ppf(0.975, len(places) - 2))
-    return Change(float(fit.slope), half, len(places))
+    return Difference(float(fit.slope), float(fit.stderr), len(places) - 2, len(places))
 
 
 # --- two lines: muon_for without options, against optimizers at the best of their grids ---------
 
 DEFAULT = {"lr": 0.02, "weight_decay": 0.05}
-"""The options of ``muon_for`` that the runs of ``ours`` name; ``default`` names none."""
+"""The options of ``muon_for``, where runs of our map name them; runs of ``default`` name none."""
 SMALL = ("lstm", "moe", "vit", "cnn", "fine-tuning", "lora")
-FAMILIES = {"gpt": "h200", "gpt2": "h200"} | dict.fromkeys(SMALL, "cpu")
+FAMILIES = dict.fromkeys(("gpt", "gpt2", "llama"), "h200") | dict.fromkeys(SMALL, "cpu")
+SEARCHED = ("adamw", "normuon", "torch-muon", "ours")
 
 
 @cache
 def family(name: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """The runs of a family by method, then by seed, each method at its best options.
+    """The runs of a family by method, then by seed.
 
-    ``default`` are runs without options, or those of the same options by name. Of another method the
-    options with the lowest validation loss on the seed that chooses count.
+    ``default`` has the options of ``muon_for``, and ``full-space`` the same with that map. The others
+    are each at the options with the lowest validation loss on the seed that chooses.
     """
     runs = [row for row in rows("two-lines", FAMILIES[name]) if row["family"] == name]
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for method in sorted({row["method"] for row in runs}, reverse=True):  # ours, then default
-        its = [row for row in runs if row["method"] == method]
-        tried = [row for row in its if row["seed"] == CHOICE and "validation" in row]
-        if method in ("default", "ours"):
-            best = DEFAULT if method == "ours" else {}
-        elif tried:
+    wanted = [("full-space", "ours-full", DEFAULT), ("default", "ours", DEFAULT)]
+    wanted.append(("default", "default", {}))
+    for method in SEARCHED:
+        tried = [row for row in runs if row["method"] == method and row["seed"] == CHOICE]
+        tried = [row for row in tried if "validation" in row]
+        if tried:
             best = min(tried, key=lambda row: row["validation"])["options"]
-        else:
-            best = its[0]["options"]
-        kept = {row["seed"]: row for row in its if row["options"] == best}
-        label = "default" if method == "ours" else "full-space" if method == "ours-full" else method
-        if method == "ours-full":
-            kept = {row["seed"]: row for row in its if row["options"] == DEFAULT}
-        if kept:
-            found.setdefault(label, {}).update(kept)
+            wanted.append((method, method, best))
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for label, method, options in wanted:
+        its = {r["seed"]: r for r in runs if (r["method"], r["options"]) == (method, options)}
+        if its:
+            found.setdefault(label, {}).update(its)
     return found
 
 
@@ -285,9 +252,9 @@ def tokens_to(runs: Mapping[int, Any], base: Mapping[int, Any]) -> list[float]:
     return parts
 
 
-def _apart(runs: Mapping[int, Any], base: Mapping[int, Any]) -> Change | None:
+def _apart(runs: Mapping[int, Any], base: Mapping[int, Any]) -> Difference | None:
     """Test perplexity against others on common seeds, the one that chooses only where no other is."""
-    if runs is base or not runs.keys() & base.keys():
+    if not runs.keys() & base.keys():
         return None
     ours, theirs = (
         {seed: math.exp(run["test"]) for seed, run in each.items()} for each in (runs, base)
@@ -300,22 +267,17 @@ def _two_lines() -> Iterator[tuple[str, Number]]:
     source = "results/two-lines"
     for name in FAMILIES:
         its = family(name)
-        adamw = its.get("adamw", {})
         for method, runs in its.items():
             prefix = f"two-lines.{name}.{method}"
-            losses = {seed: run["test"] for seed, run in runs.items()}
-            losses = _reported(losses) or losses
-            ends = [math.exp(loss) for loss in losses.values()]
-            yield f"{prefix}.perplexity", of(change(ends), source, "", sign=False)
-            yield f"{prefix}.loss", of(change(losses.values()), source, "", 3, sign=False)
-            if found := _apart(runs, adamw):
-                yield f"{prefix}.gap-adamw", of(found, source)
-                parts = tokens_to(runs, adamw)
-                if parts:
-                    yield f"{prefix}.tokens-to-adamw", span(parts, source, "%", 0)
-        for other in ("normuon", "full-space"):
-            if found := _apart(its.get("default", {}), its.get(other, {})):
-                yield f"two-lines.{name}.default.gap-{other}", of(found, source)
+            ends = {seed: math.exp(run["test"]) for seed, run in runs.items()}
+            found = change((_reported(ends) or ends).values())
+            yield f"{prefix}.perplexity", of(found, source, "", sign=False)
+            parts = tokens_to(runs, its.get("adamw", {}))
+            if method != "adamw" and parts:
+                yield f"{prefix}.tokens-to-adamw", span(parts, source, "%", 0)
+        for other in its.keys() - {"default"}:
+            if apart := _apart(its.get("default", {}), its[other]):
+                yield f"two-lines.{name}.default.gap-{other}", of(apart, source)
 
 
 # --- low precision ------------------------------------------------------------------------------
@@ -337,52 +299,34 @@ def _low_precision() -> Iterator[tuple[str, Number]]:
                 yield f"{prefix}.bytes", plain(next(iter(runs.values()))["bytes"], source, "", 2)
 
 
-# --- a toy GPT: rates of embeddings, and rates with shape_scale="rms" ------------------------------
+# --- a toy GPT with shape_scale="rms", at AdamW's rate ------------------------------------------
+
+TOYS = {
+    "adamw": ("AdamW", "spectral"),
+    "full": ("Muon (PolarExpress 5)", "rms"),
+    "deflated": ("Deflated Muon", "rms"),
+    "paper": ("Rand Muon (Nes.-Gaussian)", "rms"),
+}
+"""The name of a number, and method and scale of the runs."""
 
 
 def _toy() -> Iterator[tuple[str, Number]]:
     source = "results/ideas"
-    validation: dict[float, float] = {}
-    test: dict[float, BySeed] = {}
-    for row in rows("ideas", "embedding-rate"):
-        rate = row["config"]["optimizer"]["embedding_lr"]
-        if row["seed"] == 0:
-            validation[rate] = row["validation"]
-        else:
-            test.setdefault(rate, {})[row["seed"]] = row["value"]
-    best = min(validation, key=lambda rate: validation[rate])
-    yield "embedding.best-rate.toy", setting(best, source)
-    yield "embedding.gap-at-3e-4.toy", of(percent(test[3e-4], test[best]), source)
-
-    found: dict[tuple[str, str], dict[float, BySeed]] = {}
-    first: dict[tuple[str, str], dict[float, float]] = {}
+    found: dict[Trained, BySeed] = {}
+    first: dict[str, dict[float, float]] = {slug: {} for slug in TOYS}
+    slugs = {key: slug for slug, key in TOYS.items()}
     for row in rows("ideas", "rms-rates"):
-        key = row["method"], row["config"]["optimizer"]["shape_scale"]
-        rate = float(row["ablation"]["value"])
-        found.setdefault(key, {}).setdefault(rate, {})[row["seed"]] = row["value"]
-        if row["seed"] == 0:
-            first.setdefault(key, {})[rate] = row["validation"]
-    best_of = {key: min(rates, key=lambda rate: rates[rate]) for key, rates in first.items()}
-    adamw = ("AdamW", "spectral")
-    yield "rms.adamw.rate", setting(best_of[adamw], source)
-    for slug, method in (
-        ("full", "Muon (PolarExpress 5)"),
-        ("deflated", "Deflated Muon"),
-        ("paper", "Rand Muon (Nes.-Gaussian)"),
-    ):
-        key = method, "rms"
-        at = best_of[adamw]
-        yield f"rms.{slug}.rate", setting(best_of[key], source)
-        lost = percent(found[key][at], found[key][best_of[key]])
-        yield f"rms.{slug}.gap-at-adamws-rate", of(lost, source)
-        beside = percent(found[key][at], found[adamw][at])
-        yield f"rms.{slug}.gap-to-adamw", of(beside, source)
-    spectral = ("Deflated Muon", "spectral")
-    yield "rms.spectral.rate", setting(best_of[spectral], source)
-    lost = percent(found[spectral][best_of[adamw]], found[spectral][best_of[spectral]])
-    yield "rms.spectral.gap-at-adamws-rate", of(lost, source)
-    other = percent(
-        found["Deflated Muon", "rms"][best_of["Deflated Muon", "rms"]],
-        found[spectral][best_of[spectral]],
-    )
-    yield "rms.deflated.gap-to-spectral", of(other, source)
+        slug = slugs.get((row["method"], row["config"]["optimizer"]["shape_scale"]))
+        if slug is not None:
+            rate = float(row["ablation"]["value"])
+            found.setdefault((slug, rate), {})[row["seed"]] = row["value"]
+            if row["seed"] == 0:
+                first[slug][rate] = row["validation"]
+    best = {slug: min(rates, key=lambda rate: rates[rate]) for slug, rates in first.items()}
+    adamw = found["adamw", best["adamw"]]
+    for slug, rate in best.items():
+        yield f"rms.{slug}.rate", setting(rate, source)
+        if slug != "adamw":
+            its = found[slug, best["adamw"]]
+            yield f"rms.{slug}.gap-at-adamws-rate", of(percent(its, found[slug, rate]), source)
+            yield f"rms.{slug}.gap-to-adamw", of(percent(its, adamw), source)

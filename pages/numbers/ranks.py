@@ -11,7 +11,6 @@ import torch
 
 import polarstep as ps
 from pages.numbers.number import Number, plain
-from polarstep.engines.replay import LARGEST_BUCKET
 from polarstep.ranks import plans
 from polarstep.transforms import followed
 
@@ -46,27 +45,11 @@ def of_gpt(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
 def numbers() -> Iterator[tuple[str, Number]]:
     """All numbers of this file."""
     hidden = sum(count * m * n for count, m, n in GPT)
-    yield "ranks.hidden-weights", plain(hidden / 1e6, SOURCE, "M", 0)
     yield "ranks.weights", plain((RANKS - 1) / RANKS * hidden * 2 / MIB, SOURCE, " MiB", 0)
     narrow = ps.LowRank(120, power=0)
-    found = {
-        "full": of_gpt(FULL),
-        "auto": of_gpt(ps.Auto()),
-        "low-rank-120": of_gpt(narrow),
-        "low-rank-120-rows": of_gpt(narrow, ps.NormalizedRows()),
-    }
-    for slug, mib in found.items():
-        yield f"ranks.{slug}", plain(mib, SOURCE, " MiB", 0)
+    yield "ranks.low-rank-120", plain(of_gpt(narrow), SOURCE, " MiB", 0)
+    with_rows = of_gpt(narrow, ps.NormalizedRows())
+    yield "ranks.low-rank-120-rows", plain(with_rows, SOURCE, " MiB", 0)
     for slug, polar in TABLE.items():
         for name, shape in SHAPES.items():
             yield f"ranks.{slug}.{name}", plain(received(polar, *shape), SOURCE, " MiB", 2)
-    wide = received(TABLE["low-rank"], *SHAPES["512x2048"], itemsize=4)
-    yield "ranks.low-rank.512x2048-float32", plain(wide, SOURCE, " MiB")
-    most = max(
-        plans.flops_per_rank("owner", plans.SharedMatrices(m, n, count, 4), polar)
-        / (count * polar.flops(m, n))
-        for polar in TABLE.values()
-        for count, m, n in SHAPES.values()
-    )
-    yield "ranks.share-of-products", plain(100 * most, SOURCE, "%", 0)
-    yield "ranks.largest-bucket", plain(LARGEST_BUCKET / MIB, SOURCE, " MiB", 0)

@@ -1,4 +1,4 @@
-"""γ and ν of steps, certificates, the noise of gradients, rates of convergence, and the fuzzer."""
+"""γ and ν of steps, certificates, rates of convergence, the fuzzer, and FLOPs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from polarstep_lab import flops
 from polarstep_lab.flops import CIFAR10, NANOGPT, TABLE_2
 
 ACCURACY, CERTIFICATES = "results/step-cost", "results/certificates"
-RATES, NOISE = "results/convergence", "results/noise"
+RATES = "results/convergence"
 MAPS = {
     "full": "full space, PolarExpress 5",
     "quintic": "full space, quintic 7",
@@ -19,10 +19,8 @@ MAPS = {
     "low-rank": "Gaussian h=0",
     "paper": "the paper's",
     "auto": "Deflated warm, a sixth, one step",
-    "auto-rows": "Deflated warm, a sixth, one step, rows normalized",
     "eighth-512": "Deflated warm, ℓ = 512, one step",
     "deflated-16-bits": "Deflated warm, one step in 16 bits",
-    "deflated": "Deflated warm, one step",
 }
 """Maps whose applied updates were measured."""
 
@@ -32,7 +30,6 @@ def numbers() -> Iterator[tuple[str, Number]]:
     yield from _gamma()
     yield from _tightness()
     yield from _convergence()
-    yield from _noise()
     yield from _fuzz()
     yield from _ledger()
 
@@ -50,9 +47,8 @@ def _gamma() -> Iterator[tuple[str, Number]]:
                 yield f"{slug}.gamma", plain(row["gamma_median"], ACCURACY, "", 3)
                 yield f"{slug}.gamma-largest", plain(row["gamma_largest"], ACCURACY, "", 3)
                 yield f"{slug}.nu-on-momentum", plain(row["nu"], ACCURACY, "", 3)
-            elif slug == "eighth-512" and matrices.startswith(("sixteen spikes", "rank one")):
-                what = matrices.replace(", ", "-").replace(" ", "-").partition("×")[0]
-                yield f"wide-head.gamma.{what}", plain(row["gamma_largest"], ACCURACY, "", 2)
+            elif slug == "eighth-512" and matrices.startswith("sixteen spikes, 2048"):
+                yield f"{slug}.gamma-on-spikes", plain(row["gamma_largest"], ACCURACY, "", 2)
         yield f"{slug}.nu", plain(max(row["nu"] for _, row in found), ACCURACY, "", 3)
 
 
@@ -74,9 +70,9 @@ def _tightness() -> Iterator[tuple[str, Number]]:
     """The exact γ and ν beside the bounds of certificates."""
     found = {line["variant"]: line for line in lines("certificates", "tightness", "certificate")}
     for slug, title in CERTIFIED.items():
-        for key, value in found[title]["result"].items():
+        for key in ("gamma_median", "bound_median", "nu_largest", "nu_bound_largest"):
             name = f"certificate.{slug}.{key.replace('_', '-')}"
-            yield name, plain(value, CERTIFICATES, "", 3)
+            yield name, plain(found[title]["result"][key], CERTIFICATES, "", 3)
 
 
 def _convergence() -> Iterator[tuple[str, Number]]:
@@ -89,38 +85,21 @@ def _convergence() -> Iterator[tuple[str, Number]]:
         yield f"rates.{kind.replace('_', '-')}", plain(steep, RATES, "", 0)
     tuning = {row["name"]: row for row in _study("tuning")["rows"]}
     for name, slug in (("theorem", "right"), ("bounded variance", "wrong")):
-        for kind in ("average", "minimum"):
-            slope = tuning[name]["fit"][kind]["slope"]
-            yield f"rates.schedule-{slug}.{kind}", plain(slope, RATES, "", 2)
+        slope = tuning[name]["fit"]["average"]["slope"]
+        yield f"rates.schedule-{slug}.average", plain(slope, RATES, "", 2)
     yield "rates.schedule-right.promised", plain(tuning["theorem"]["predicted"], RATES, "", 2)
     rows = {row["details"]["batch"]: row["fit"] for row in _study("batch")["rows"]}
     small, large = rows[256], rows[max(rows)]
     yield "rates.batch.threshold", plain(max(rows), RATES, "", 0)
     for slug, fit in (("small", small), ("large", large)):
         yield f"rates.batch-{slug}.slope", plain(fit["average"]["slope"], RATES, "", 2)
-    for kind in ("average", "minimum"):
-        times = small[kind]["values"][-1] / large[kind]["values"][-1]
-        yield f"rates.batch.{kind}", plain(times, RATES, "×")
+    times = small["average"]["values"][-1] / large["average"]["values"][-1]
+    yield "rates.batch.average", plain(times, RATES, "×")
 
 
 def _study(part: str) -> dict[str, Any]:
     (line,) = lines("convergence", part, "rate")
     return dict(line["result"])
-
-
-def _noise() -> Iterator[tuple[str, Number]]:
-    """Tails of the noise at the end of a run on CIFAR-10, and γ of full space along a GPT's."""
-    (run,) = (line for line in lines("noise", "cifar10") if line["variant"] == "muon-noise")
-    log = run["logs"]["noise"]
-    last = max(row["step"] for row in log)
-    first: dict[str, Any] = {}
-    for row in log:
-        if row["step"] == last:
-            first.setdefault(row["unit"], row)
-    example, batch = first["example"], first["batch"]
-    yield "noise.alpha.examples", span([p["alpha"] for p in example["growth"]], NOISE, "", 2)
-    yield "noise.alpha.batch", plain(batch["growth"][0]["alpha"], NOISE, "", 2)
-    yield "noise.hill", plain(example["tail"]["alpha"], NOISE)
 
 
 def _fuzz() -> Iterator[tuple[str, Number]]:
@@ -139,7 +118,6 @@ def _ledger() -> Iterator[tuple[str, Number]]:
     extra = {found["extra"] for found in items.values() if "extra" in found}
     (cost,) = extra
     yield "flops.extra-per-parameter", plain(cost / NANOGPT.muon_parameters, source, "", 0)
-    yield "flops.extra", plain(cost / 1e9, source, " GFLOPs", 2)
     for slug, randomized in (("full", False), ("randomized", True)):
         parts = [
             100 * cost / sum(found.values())

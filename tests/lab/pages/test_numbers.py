@@ -13,7 +13,13 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_file_is_what_the_records_say(write, made):
-    assert write.NUMBERS.read_text(encoding="utf-8") == write.json_of(made)
+    texts = [page.read_text(encoding="utf-8") for page in write.pages()]
+    assert write.NUMBERS.read_text(encoding="utf-8") == write.json_of(made, texts)
+
+
+def test_the_file_has_the_numbers_that_pages_name(write, two):
+    assert "adamw" not in write.json_of(two, [GOOD.replace("adamw", "auto")])
+    assert write.json_of(two, [GOOD, "<!-- table: step-cost -->\n<!-- end -->"]).count("text") == 2
 
 
 @pytest.mark.parametrize("page", sorted(path.name for path in (ROOT / "docs").glob("*.md")))
@@ -122,10 +128,10 @@ def test_every_table_has_its_numbers(made):
 def test_intervals_are_those_of_student():
     records = importlib.import_module("pages.records")
     found = records.change([1.0, 2.0, 3.0])
-    assert math.isclose(found.half, 4.302652729911275 / math.sqrt(3))
-    assert records.change([2.0]).half is None
+    assert math.isclose(found.interval, 4.302652729911275 / math.sqrt(3))
+    assert records.change([2.0]).interval is None
     percent = records.percent({0: 11.0, 1: 12.0, 9: 1.0}, {0: 10.0, 1: 10.0})
-    assert (round(percent.value, 9), percent.seeds) == (15.0, 2)
+    assert (round(percent.value, 9), percent.pairs) == (15.0, 2)
 
 
 def test_numbers_have_a_source_that_is_there(made):
