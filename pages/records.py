@@ -44,11 +44,16 @@ def by_seed(
     }
 
 
+def estimate(values: Iterable[float]) -> Estimate:
+    """The mean of a few numbers, their standard deviation, and how many they are."""
+    found = Estimate.of(values)
+    assert found is not None, "no run has finished"
+    return found
+
+
 def change(values: Iterable[float]) -> Difference:
     """The mean of a few numbers, with its standard error."""
-    found = Estimate.of(values)
-    assert found is not None
-    return found.from_zero
+    return estimate(values).from_zero
 
 
 def paired(values: Mapping[int, float], base: Mapping[int, float]) -> Difference:
