@@ -150,8 +150,8 @@ def _pairs_of_the_paper() -> Iterator[tuple[str, Number]]:
     same = told_apart = 0
     for one, other in itertools.combinations(SLUGS, 2):
         paper = table[SLUGS[one]].estimate.minus(table[SLUGS[other]].estimate)
-        here, there = (estimate(ends(slug, chosen(slug)).values()) for slug in (one, other))
-        found = here.minus(there)
+        first, second = (estimate(ends(slug, chosen(slug)).values()) for slug in (one, other))
+        found = first.minus(second)
         told_apart += paper.clear
         same += paper.clear and found.clear and (found.value > 0) is (paper.value > 0)
     yield "pairs.same-order", plain(same, LONG, "", 0)
