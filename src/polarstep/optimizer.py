@@ -49,8 +49,7 @@ from polarstep.ranks.distribution import BYTES_IN_FLIGHT, Distribution
 from polarstep.ranks.over_ranks import StepOverRanks
 from polarstep.ranks.plans import AskedPlan
 from polarstep.rates import ShapeScale, measure, measured_factor, to_be_measured
-from polarstep.routing.choices import Routed
-from polarstep.routing.origin import Origin, split_by_rule
+from polarstep.routing.choices import Origin, Routed, split_by_rule
 from polarstep.routing.routes import Routes, routes_of
 from polarstep.transforms import Transform
 
@@ -311,7 +310,7 @@ class Muon(Checkpointed):
         ``muon_for`` has for it, whether it was frozen then or has come into the model since. Of all
         other parameters, vectors get the rule ``vectors`` of ``muon_for``, or AdamW, and matrices get
         Muon. The group becomes one group for each rule, with the options that the rule knows
-        (:mod:`polarstep.routing.origin`).
+        (:mod:`polarstep.routing.choices`).
         """
         if not isinstance(param_group, dict):
             raise TypeError(

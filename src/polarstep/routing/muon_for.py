@@ -1,7 +1,7 @@
 """``muon_for``: one optimizer for a whole model, every parameter sent to the rule that suits it.
 
 :mod:`polarstep.routing.choices` decides which rule that is. This module checks the arguments,
-makes the optimizer, and leaves with it what it knows of the model (:mod:`polarstep.routing.origin`).
+makes the optimizer, and leaves with it what it knows of the model (:mod:`polarstep.routing.choices`).
 """
 
 from __future__ import annotations
@@ -28,9 +28,17 @@ from polarstep.ranks.distribution import BYTES_IN_FLIGHT
 from polarstep.ranks.plans import AskedPlan
 from polarstep.rates import ShapeScale
 from polarstep.routing.anatomy import dissect, innermost
-from polarstep.routing.choices import Choices, Matcher, Parts, Routed, Target, check_shaped, is_muon
-from polarstep.routing.heads import LETTERS
-from polarstep.routing.origin import Origin
+from polarstep.routing.choices import (
+    Choices,
+    Matcher,
+    Origin,
+    Parts,
+    Routed,
+    Target,
+    check_shaped,
+    is_muon,
+)
+from polarstep.routing.per_head import LETTERS
 from polarstep.routing.routes import Route, left_out
 from polarstep.transforms import NormalizedRows, Transform
 

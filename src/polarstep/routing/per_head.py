@@ -1,7 +1,7 @@
 """Projections of attention cut into heads, each with a polar factor of its own.
 
 The projections to q, k and v are cut along their outputs, and the projection back, o, along its
-inputs. Weights that :mod:`polarstep.routing.weights` cuts into q, k and v are cut further. k and v may
+inputs. Weights that :mod:`polarstep.routing.matrices` cuts into q, k and v are cut further. k and v may
 have fewer heads than q. The number of heads is what the module of attention says, or its configuration.
 """
 
@@ -18,6 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from polarstep.rates import ShapeScale, resolve_scale
 from polarstep.routing.anatomy import Node, Site, Use
+from polarstep.routing.matrices import Cut, Form, number_near
 from polarstep.routing.names import (
     ATTENTION,
     ATTENTION_MODULES,
@@ -29,7 +30,6 @@ from polarstep.routing.names import (
     PROJECTIONS,
     QUERY_KEY,
 )
-from polarstep.routing.weights import Cut, Form, number_near
 
 __all__ = ["LETTERS", "cut_into_heads", "size_of_step"]
 
