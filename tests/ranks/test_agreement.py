@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests.ranks.launch import Ranks, needs_gloo
+from tests.ranks.launch import needs_gloo
 from tests.ranks.twins import WARM, Broken, distributed, given, matrix, mesh_of, placed_as, raised
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -27,16 +26,6 @@ from polarstep.ranks import agree, carries, collectives, distribution
 from polarstep.ranks.exchange import OverRanks
 
 pytestmark = needs_gloo
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _ranks_of_their_own(two: Ranks, four: Ranks) -> Iterator[None]:
-    """Ranks that other tests have not used: how often ranks have met before is part of these tests."""
-    for ranks in (two, four):
-        ranks.stop()
-    yield
-    for ranks in (two, four):
-        ranks.stop()
 
 
 def words_of(optimizer: ps.Muon, params: list[Any], steps: int = 2) -> list[str]:
@@ -696,14 +685,6 @@ def test_a_rank_that_skips_a_step_is_named(fresh) -> None:
     assert skips[: SKIPPED + 1] == ["nothing"] * (SKIPPED + 1)
 
 
-def unequal_numbers_of_groups() -> list[str]:
-    """torch names a group that only its members make by how many groups a rank has."""
-    params = [matrix("a", Shard(0), mesh=mesh_of(2, 2)["tp"])]
-    if dist.get_rank() == 0:
-        dist.new_group([0], use_local_synchronization=True)
-    return words_of(ps.Muon(params, lr=0.1, plan="owner"), params, 1)
-
-
 def on_other_ranks() -> list[str]:
     """A matrix on the first two ranks, in the optimizers of all."""
     p = distributed(given("elsewhere", (8, 12)), DeviceMesh("cpu", [0, 1]), [Shard(0)])
@@ -711,11 +692,51 @@ def on_other_ranks() -> list[str]:
     return words_of(ps.Muon(params, lr=0.1, plan="owner"), params, 1)
 
 
-def test_groups_that_some_ranks_make(fresh) -> None:
-    four = fresh(4)
+def unequal_numbers_of_groups() -> list[str]:
+    """torch names a group that only its members make by how many groups a rank is in."""
+    params = [matrix("a", Shard(0), mesh=mesh_of(2, 2)["tp"])]
+    if dist.get_rank() == 0:
+        dist.new_group([0], use_local_synchronization=True)
+    return words_of(ps.Muon(params, lr=0.1, plan="owner"), params, 1)
+
+
+def group_of_an_exchange() -> list[str]:
+    """Ranks that gather a copy of HSDP, and have met in larger sets alone, meet by themselves."""
+    grid = mesh_of(2, 2)
+    copies = [matrix("a", Replicate(), Shard(0), mesh=grid)]
+    words = words_of(ps.Muon(copies, plan="gather"), copies, 1)
+    params = [matrix("a", Shard(0), mesh=grid["tp"])]
+    return words + words_of(ps.Muon(params), params, 1)
+
+
+@pytest.mark.parametrize("case", [unequal_numbers_of_groups, group_of_an_exchange])
+def test_groups_of_some_ranks(case, fresh) -> None:
+    for words in fresh(4, timeout=timedelta(seconds=10))(case):
+        assert set(words) == {"nothing"}
+
+
+def test_parameters_on_other_ranks(four) -> None:
     for rank, (word,) in enumerate(four(on_other_ranks)):
         assert word == "nothing" if rank < 2 else f"and this is rank {rank}: expected" in word
-    assert four(unequal_numbers_of_groups) == [["nothing"]] * 4
+
+
+def one_does_not_come() -> tuple[str, float]:
+    """What a rank of a mesh's axis is told in the end, and after how many seconds."""
+    params = [matrix("a", Shard(0), mesh=mesh_of(2, 2)["tp"])]
+    optimizer = ps.Muon(params)
+    words_of(optimizer, params, 1)
+    if dist.get_rank() == 0:
+        return "nothing", 0.0
+    start = time.monotonic()
+    return words_of(optimizer, params, 1)[0], time.monotonic() - start
+
+
+def test_ranks_of_a_mesh_wait_for_as_long_as_the_user_said(fresh) -> None:
+    """torch gives the groups of a mesh 30 minutes, whatever init_process_group was told."""
+    _, (words, seconds), *others = fresh(4, timeout=timedelta(seconds=4))(one_does_not_come)
+    assert "rank 0 did not come to step 1" in words
+    assert seconds < 4 + collectives.LOOKED_FOR + 5
+    assert [word for word, _ in others] == ["nothing"] * 2
 
 
 def backends_of_offloaded() -> set[str]:

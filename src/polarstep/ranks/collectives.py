@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -35,8 +36,8 @@ ALL_GATHER: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_in
 
 _GROUPS: dict[tuple[tuple[int, ...], str], Any] = {}
 _LENT: dict[tuple[int, ...], Any] = {}
-# How many times some ranks have met since their group was made.
-_MEETINGS: dict[tuple[int, ...], int] = {}
+# How many times some ranks have met in this process.
+_MEETINGS: Counter[tuple[int, ...]] = Counter()
 # Seconds after which a rank that waits for others says so in the store, and for which it looks there
 # for others before it names those that have not come.
 NOTED_AFTER = 2.0
@@ -83,25 +84,43 @@ def _group(ranks: tuple[int, ...], backend: str) -> Any:
     if not backend and _is_alive(_LENT.get(ranks)):
         return _LENT[ranks]
     key = (ranks, backend)
-    if key not in _GROUPS or not _is_alive(_GROUPS[key]):
-        # With local synchronization torch names a group by the number of groups that a rank has made.
-        # The numbers may differ between ranks, which then wait for ever. A group of all ranks is made
-        # without it.
+    if not _is_alive(_GROUPS.get(key)):
+        timeout = _timeout(_LENT.get(ranks))
+        if ranks != world:
+            _number_groups_alike(ranks, backend, timeout)
         _GROUPS[key] = dist.new_group(
             list(ranks),
-            timeout=_timeout_of(_LENT.get(ranks)),
+            timeout=timeout,
             backend=backend or None,
             use_local_synchronization=ranks != world,
         )
     return _GROUPS[key]
 
 
-def _timeout_of(lent: Any) -> timedelta | None:
-    """The user's timeout: that of a group of the same ranks, or that of init_process_group."""
-    group: Any = lent if _is_alive(lent) else dist.group.WORLD
-    backends = [group._get_backend(device) for device in group._device_types]
+def _number_groups_alike(ranks: tuple[int, ...], backend: str, timeout: timedelta) -> None:
+    """Let this rank be in as many groups as that of ``ranks`` which is in most.
+
+    torch names a group that its members make alone by the number of groups in which a rank is. Ranks
+    with different numbers would wait for one another under different names.
+    """
+    me, names = dist.get_rank(), dist.distributed_c10d._world.pg_names
+    keys = [f"polarstep/{'-'.join(map(str, ranks))}/{backend}/groups/{rank}" for rank in ranks]
+    _store().set(keys[ranks.index(me)], str(len(names)))
+    _store().wait(keys, timeout)
+    most = max(map(int, _store().multi_get(keys)))
+    while len(names) < most:
+        dist.new_group([me], backend="gloo", use_local_synchronization=True)
+
+
+def _timeout(lent: Any) -> timedelta:
+    """The user's timeout: that of init_process_group, or that of ``lent`` if it is shorter.
+
+    The group of a mesh has torch's default of 30 minutes.
+    """
+    groups: list[Any] = [each for each in (lent, dist.group.WORLD) if _is_alive(each)]
+    backends = [group._get_backend(device) for group in groups for device in group._device_types]
     found = [getattr(getattr(each, "options", None), "_timeout", None) for each in backends]
-    return min((each for each in found if each is not None), default=None)
+    return min((each for each in found if each is not None), default=dist.default_pg_timeout)
 
 
 def _is_alive(group: Any) -> bool:
@@ -238,11 +257,10 @@ def meet(values: Tensor, ranks: tuple[int, ...], where: str) -> Tensor:
     expected. Which ranks have come, only those know that wait for long or in vain: they say so in the
     store of torch.distributed, so that others take nothing from it.
     """
-    if (ranks, "gloo") not in _GROUPS or not _is_alive(_GROUPS[ranks, "gloo"]):
-        _MEETINGS[ranks] = 0
+    is_made = _is_alive(_GROUPS.get((ranks, "gloo")))
     _MEETINGS[ranks] += 1
     note = f"polarstep/{'-'.join(map(str, ranks))}/{_MEETINGS[ranks]}"
-    if _MEETINGS[ranks] == 1:  # to make a group, ranks wait for one another, too
+    if not is_made:  # to make a group, ranks wait for one another, too
         _leave_note(note)
     try:
         group = side_group_of(ranks)
