@@ -131,7 +131,7 @@ TABLES = {
             "24.6M tokens, to full space": "{}.gap.25m",
             "72.7M tokens, to full space": "{}.gap.73m",
         },
-        _MAPS | _PEERS,
+        _MAPS | {"AdamW, fused": "adamw"},
     ),
     "two-lines": Table(
         "model",

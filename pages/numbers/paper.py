@@ -198,22 +198,28 @@ ABLATIONS: dict[str, tuple[Any, ...]] = {
 OWN = {"rank": 128, "steps": 7, "solver": "quintic", "batch": 500}
 
 
+def table2(variant: str) -> list[Line]:
+    """The runs of a row of Table 2."""
+    return [line for line in lines("cifar10", "table2") if line["variant"] == variant]
+
+
+def last_loss(line: Line) -> float:
+    """The last validation loss of a run."""
+    found = [row["loss"] for row in line["logs"]["metrics"] if row["kind"] == "val"]
+    return float(found[-1])
+
+
 @cache
 def last_validation(axis: str, value: Any) -> BySeed:
     """The last validation loss by seed of one value of an ablation of the paper's sketch."""
-    found = lines("cifar10", "ablations")
-    if value == OWN[axis]:
-        kept = [line for line in lines("cifar10", "table2") if line["variant"] == "rand-muon"]
-    else:
-        point = {"axis": axis, "value": value}
-        kept = [line for line in found if line["config"].get("ablation") == point]
-    return {
-        line["config"]["seed"]: [r["loss"] for r in line["logs"]["metrics"] if r["kind"] == "val"][
-            -1
-        ]
-        for line in kept
-        if line["result"]["status"] == "finished"
-    }
+    point = {"axis": axis, "value": value}
+    its = [
+        line
+        for line in lines("cifar10", "ablations")
+        if line["config"].get("ablation") == point and line["result"]["status"] == "finished"
+    ]
+    kept = table2("rand-muon") if value == OWN[axis] else its
+    return {line["config"]["seed"]: last_loss(line) for line in kept}
 
 
 def _cifar10_ablations() -> Iterator[tuple[str, Number]]:
@@ -229,6 +235,12 @@ def _cifar10_ablations() -> Iterator[tuple[str, Number]]:
         for one, other in itertools.pairwise(values):
             apart = paired(last_validation(axis, other), last_validation(axis, one))
             yield f"cifar10.{axis}-{one}-to-{other}", of(apart, CIFAR, "", 4)
+    table = {
+        slug: {line["config"]["seed"]: last_loss(line) for line in table2(slug)}
+        for slug in ("rand-muon", "rand-muon-kaczmarz")
+    }
+    apart = paired(table["rand-muon-kaczmarz"], table["rand-muon"])
+    yield "cifar10.kaczmarz.loss-change", of(apart, CIFAR, "", 4)
 
 
 def _maps_on_cifar10() -> Iterator[tuple[str, Number]]:
