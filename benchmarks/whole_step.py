@@ -29,7 +29,7 @@ from torch import Tensor
 
 import polarstep as ps
 from polarstep_lab.models.gpt import GPT, GPTConfig
-from polarstep_lab.train.compiled_model import compiled
+from polarstep_lab.train.passes import compiled
 from timing import machine, timing_event
 
 CONTEXT, VOCABULARY, HEAD = 1024, 50304, 128

@@ -18,9 +18,8 @@ from polarstep_lab.config import ConfigError, ImageData, RunConfig
 from polarstep_lab.data.augment import ImageBatches, Normalizer, reflect_pad
 from polarstep_lab.data.cifar10 import Cifar10, load_cifar10
 from polarstep_lab.models.convnet import ConvNet, ConvNetConfig
-from polarstep_lab.train.captured_backward import CapturedBackward
-from polarstep_lab.train.compiled_model import compiled
 from polarstep_lab.train.data_parallel import Network, parallelize, unwrapped
+from polarstep_lab.train.passes import CapturedBackward, compiled
 from polarstep_lab.train.ranks import Ranks
 from polarstep_lab.train.tasks import NoiseBatches, Validation, autocast
 

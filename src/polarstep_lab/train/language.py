@@ -24,8 +24,8 @@ from polarstep_lab.data.tokens import TokenWindows, halves
 from polarstep_lab.data.transfer import sent_to
 from polarstep_lab.models.gpt import GPT, GPTConfig
 from polarstep_lab.optimizers.schedule import PlaceInStages, place_in_stages
-from polarstep_lab.train.compiled_model import compiled
 from polarstep_lab.train.data_parallel import Network, parallelize, unwrapped
+from polarstep_lab.train.passes import compiled
 from polarstep_lab.train.ranks import Ranks
 from polarstep_lab.train.tasks import NoiseBatches, Validation, autocast
 

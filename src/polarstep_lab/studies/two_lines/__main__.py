@@ -54,7 +54,7 @@ def train(
 
     from polarstep_lab.studies.two_lines.families import FAMILIES, halves
     from polarstep_lab.studies.two_lines.methods import METHODS
-    from polarstep_lab.train.compiled_model import compiled
+    from polarstep_lab.train.passes import compiled
 
     on_gpu = device == "cuda"
     torch.set_float32_matmul_precision("high")

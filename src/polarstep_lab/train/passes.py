@@ -1,20 +1,34 @@
-"""Forward and backward pass as one CUDA graph, for networks whose kernels are shorter than a launch.
-
-A step of a small convolutional network has about two hundred kernels of a few microseconds each.
-Launching them one by one from Python takes longer than running them; a graph records them once and
-replays all with a single call.
-"""
+"""Forward and backward passes made fast: compiled once, or recorded as a CUDA graph."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from polarstep.cuda_graphs import captured
 
-__all__ = ["CapturedBackward"]
+__all__ = ["CapturedBackward", "compiled"]
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+@cache
+def compiled(function: F) -> F:
+    """``function`` of a model and its inputs, compiled for each new combination of shapes.
+
+    Tuning and several seeds build one model after the other. A compiled module serves a single
+    instance, and compiling it again for each run takes longer than the training. A compiled function
+    that takes the model as an argument serves all models of the same shapes.
+    """
+    # An ablation of sizes has more shapes than the eight that torch compiles by default; beyond
+    # its limit torch silently runs the plain function.
+    torch._dynamo.config.recompile_limit = max(64, torch._dynamo.config.recompile_limit)
+    return cast(F, torch.compile(function, dynamic=False))
+
 
 EAGER_RUNS = 3
 """Runs before the capture, in which cuDNN chooses algorithms and libraries allocate workspaces."""
@@ -22,6 +36,10 @@ EAGER_RUNS = 3
 
 class CapturedBackward:
     """Calls ``work(*inputs)``, and replays a recording of it from the fourth call on.
+
+    A step of a small convolutional network has about two hundred kernels of a few microseconds each.
+    Launching them one by one from Python takes longer than running them; a graph records them once and
+    replays all with a single call.
 
     ``work`` calls ``backward`` and returns the loss. The inputs must have the same shapes at every
     call. A replay replaces the gradients of ``parameters``; they cannot accumulate over calls.
