@@ -185,7 +185,7 @@ def test_it_needs_torch_and_numpy_alone():
     """The machines with GPUs have nothing else."""
     code = """
 import sys
-for name in ("typer", "rich", "pydantic", "pandas", "scipy", "optuna", "pooch", "jinja2"):
+for name in ("typer", "rich", "pydantic", "pandas", "scipy", "optuna", "jinja2"):
     sys.modules[name] = None
 import polarstep_lab.studies.two_lines.__main__ as study
 from polarstep_lab.studies.two_lines.families import FAMILIES

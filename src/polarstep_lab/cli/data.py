@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -11,17 +13,18 @@ from rich.progress import (
     BarColumn,
     DownloadColumn,
     MofNCompleteColumn,
-    Progress,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
+from rich.progress import Progress as RichProgress
 
 from polarstep_lab.cli.errors import clear_errors, need
 from polarstep_lab.data.cifar10 import download_cifar10
 from polarstep_lab.data.corpus import CharacterVocabulary
+from polarstep_lab.data.download import Progress
 from polarstep_lab.data.fineweb import SHARDS, download_fineweb, fineweb_names
 from polarstep_lab.data.tokenizer import (
     Characters,
@@ -137,8 +140,8 @@ def _shards_to_replace(out: Path, prefix: str, force: bool) -> list[Path]:
     return there
 
 
-def _files_progress() -> Progress:
-    return Progress(
+def _files_progress() -> RichProgress:
+    return RichProgress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
@@ -168,67 +171,39 @@ def download(
     """Download CIFAR-10, or token shards of FineWeb, and check their sums."""
     with clear_errors("Run the same command again to go on."):
         if name == "fineweb":
-            _download_fineweb(to / "fineweb10B", shards)
-            return
-        if name != "cifar10":
+            folder = to / "fineweb10B"
+            names = fineweb_names(shards)
+            refuse_unwritable(folder / names[0], "--to")
+            with _bytes_progress() as show:
+                download_fineweb(folder, shards, show)
+            where = (
+                f"{len(names)} shards of FineWeb are in {folder}, where the recipe nanogpt looks"
+            )
+        elif name == "cifar10":
+            refuse_unwritable(to / "cifar-10-binary.tar.gz", "--to")
+            with _bytes_progress() as show:
+                where = f"CIFAR-10 is in {download_cifar10(to, show)}"
+        else:
             raise ConfigError(f"{name!r}: expected cifar10 or fineweb, which can be downloaded")
-        refuse_unwritable(to / "cifar-10-binary.tar.gz", "--to")
-        need("a download", "pooch")
-        with _Bar() as bar:
-            folder = download_cifar10(to, bar)
-    typer.echo(f"CIFAR-10 is in {folder}")
+    typer.echo(where)
 
 
-def _download_fineweb(folder: Path, shards: int) -> None:
-    names = fineweb_names(shards)
-    refuse_unwritable(folder / names[0], "--to")
-    with _bytes_progress() as display:
-        bars: dict[str, TaskID] = {}
-
-        def show(name: str, there: int, size: int) -> None:
-            if name not in bars:
-                bars[name] = display.add_task(name, total=size)
-            display.update(bars[name], completed=there)
-
-        download_fineweb(folder, shards, show)
-    typer.echo(
-        f"{len(names)} shards of FineWeb are in {folder}, where the recipe nanogpt looks for them"
-    )
-
-
-def _bytes_progress() -> Progress:
-    return Progress(
+@contextmanager
+def _bytes_progress() -> Iterator[Progress]:
+    """A display with a bar for each file, and the function that moves its bar."""
+    bars: dict[str, TaskID] = {}
+    with RichProgress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TransferSpeedColumn(),
         TimeRemainingColumn(),
         console=Console(stderr=True),
-    )
+    ) as display:
 
+        def show(name: str, there: int, size: int) -> None:
+            if name not in bars:
+                bars[name] = display.add_task(name, total=size)
+            display.update(bars[name], completed=there)
 
-class _Bar:
-    """A rich progress bar with the methods of tqdm's that pooch calls."""
-
-    def __init__(self) -> None:
-        self._display = _bytes_progress()
-        self._task = self._display.add_task("cifar10", total=None)
-        self.total: float | None = None
-
-    def __enter__(self) -> _Bar:
-        self._display.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._display.stop()
-
-    def update(self, amount: int) -> None:
-        """Advance by ``amount`` bytes."""
-        self._display.update(self._task, total=self.total, advance=amount)
-
-    def reset(self) -> None:
-        """Return to zero; at the end pooch resets the bar and fills it again."""
-        self._display.update(self._task, completed=0)
-
-    def close(self) -> None:
-        """Do nothing; the ``with`` block ends the display."""
+        yield show

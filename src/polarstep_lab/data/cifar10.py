@@ -11,7 +11,6 @@ import tarfile
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polarstep.rng import generator
+from polarstep_lab.data.download import DatasetError, Progress, announced, download
 
-__all__ = ["Cifar10", "DatasetError", "download_cifar10", "load_cifar10"]
+__all__ = ["Cifar10", "download_cifar10", "load_cifar10"]
 
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 MD5 = "c32a1d4ab5d03f1284b67883e8d87530"
@@ -31,10 +31,6 @@ TRAIN_FILES = [f"data_batch_{number}" for number in range(1, 6)]
 TEST_FILE = "test_batch"
 PIXELS = 3 * 32 * 32
 CLASSES = 10
-
-
-class DatasetError(ValueError):
-    """The data set is missing or damaged; the message says what to put where."""
 
 
 @dataclass(frozen=True)
@@ -139,27 +135,17 @@ def _checked(
     return np.array(labels, dtype=np.uint8), images
 
 
-def download_cifar10(root: Path | str, progress: Any = False) -> Path:
-    """Download the binary version to ``root``, check its MD5 sum, unpack it; return the folder.
-
-    ``progress`` is pooch's ``progressbar``: true, false, or an object with tqdm's methods.
-    """
-    import pooch
-
-    root = Path(root)
-    archive = root / "cifar-10-binary.tar.gz"
-    try:
-        pooch.retrieve(
-            URL, known_hash=f"md5:{MD5}", fname=archive.name, path=root, progressbar=progress
-        )
-    except (OSError, ValueError) as error:
-        raise DatasetError(
-            f"could not download {URL}: {error}. Without a network, copy the archive to {archive} "
-            "by other means and run this again"
-        ) from error
-    with archive.open("rb") as file:
-        found = hashlib.file_digest(file, "md5").hexdigest()
-    assert found == MD5, f"pooch returned an archive with MD5 {found}"
+def download_cifar10(root: Path | str, progress: Progress = lambda *_: None) -> Path:
+    """Download the binary version to ``root``, check its MD5 sum, unpack it; return the folder."""
+    archive = Path(root) / "cifar-10-binary.tar.gz"
+    if not archive.exists():
+        size = int(announced(URL)["Content-Length"])
+        download(URL, archive, size, "md5", MD5, progress).replace(archive)
+    with archive.open("rb") as file:  # it may have been copied there by other means
+        if hashlib.file_digest(file, "md5").hexdigest() != MD5:
+            raise DatasetError(
+                f"{archive} has not the MD5 sum {MD5}: remove it, and download it again"
+            )
     with tarfile.open(archive) as packed:
         packed.extractall(root, filter="data")
-    return root / BINARY
+    return Path(root) / BINARY

@@ -22,7 +22,7 @@ from typing import Protocol
 import torch
 
 from polarstep_lab.config import ConfigError
-from polarstep_lab.data.cifar10 import DatasetError
+from polarstep_lab.data.download import DatasetError
 from polarstep_lab.data.shards import ShardError
 from polarstep_lab.jobs.job import Job
 from polarstep_lab.records.record import LOCK, STOP

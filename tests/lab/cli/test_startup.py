@@ -102,7 +102,6 @@ def test_the_overview_says_what_the_sub_command_says(name):
         ("pandas", ["demo", "--out", "unused"]),
         ("tensorboard", ["run", "nanogpt-toy", "-m", "muon", "--tensorboard", "--out", "unused"]),
         ("tiktoken", ["tokenize", "unused.txt", "--vocab", "unused", "--out", "unused"]),
-        ("pooch", ["download", "cifar10", "--to", "unused"]),
     ],
     ids=lambda value: value if isinstance(value, str) else value[0],
 )

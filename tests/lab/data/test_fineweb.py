@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
 from polarstep_lab.data import fineweb
-from polarstep_lab.data.cifar10 import DatasetError
+from polarstep_lab.data.download import DatasetError
 from polarstep_lab.data.shards import open_shard
 
 
