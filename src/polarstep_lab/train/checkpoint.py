@@ -8,12 +8,11 @@ with four. Sharded tensors are gathered when it is written and sharded anew when
 
 A checkpoint is a file of ``torch.save`` followed by the SHA-256 of its bytes, which ``torch.load``
 does not read. The checkpoint before the newest is kept: a run whose newest checkpoint was damaged
-on disk goes on from there, with the same numbers. Checkpoints of earlier versions have no checksum.
+on disk goes on from there, with the same numbers.
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import math
 import os
@@ -28,7 +27,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from polarstep.ranks.layout import is_sharded, whole
-from polarstep_lab.config import completed
 from polarstep_lab.records.record import CHECKPOINT, PREVIOUS_CHECKPOINT
 from polarstep_lab.storage import StorageError, write_atomically
 from polarstep_lab.train.ranks import Ranks
@@ -189,9 +187,8 @@ def load_checkpoint(
             f"{path} has version {content['version']}, expected {VERSION}: resume it with the "
             "version of polarstep that wrote it, or start anew with --force"
         )
-    written = completed(content["config"])
-    if written != config:
-        changed = ", ".join(sorted(_differences(written, config)))
+    if content["config"] != config:
+        changed = ", ".join(sorted(_differences(content["config"], config)))
         raise StorageError(
             f"{path} belongs to a run with another config ({changed} differ): resume with the "
             "settings it was started with, or start anew in another directory"
@@ -242,10 +239,6 @@ def _read(path: Path, device: torch.device) -> dict[str, Any]:
     except (StorageError, MemoryError, torch.cuda.OutOfMemoryError):
         raise
     except OSError as error:
-        if (
-            error.errno == errno.EINVAL
-        ):  # torch seeks to a place before the file, if its end is cut off
-            raise DamagedCheckpoint(path, "its end is missing") from error
         raise StorageError(
             f"{path} cannot be read ({error}): see to it that this user may read it and that its "
             "disk works, then resume again"
@@ -269,13 +262,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _verify(path: Path) -> None:
-    """Raise where a checkpoint has a checksum and is not what the checksum was made of."""
+    """Raise where a checkpoint is not what its checksum was made of."""
     with path.open("rb") as file:
         length = max(0, file.seek(0, os.SEEK_END) - _TRAILER)
         file.seek(length)
         trailer = file.read()
         if not trailer.startswith(_LABEL):
-            return
+            raise DamagedCheckpoint(path, "its end is missing")
         file.seek(0)
         found = hashlib.sha256()
         while length and (block := file.read(min(length, 1 << 20))):
@@ -286,9 +279,9 @@ def _verify(path: Path) -> None:
 
 
 def _progress(path: Path, raw: dict[str, Any]) -> RunProgress:
-    """Check the progress in a checkpoint; a length that is missing, as in older ones, is 0."""
+    """Check the progress in a checkpoint."""
     names = [field.name for field in fields(RunProgress)]
-    if "step" not in raw or not raw.keys() <= set(names):
+    if raw.keys() != set(names):
         raise DamagedCheckpoint(path, f"progress={raw!r}, expected {', '.join(names)}")
     for name, value in raw.items():
         kinds = (int, float) if name == "seconds" else (int,)

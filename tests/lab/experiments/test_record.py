@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import errno
 import json
 import math
-import os
 import re
 
 import pytest
@@ -20,7 +18,7 @@ from polarstep_lab.records.record import (
     RunSpec,
     find_runs,
 )
-from polarstep_lab.storage import JsonLines, StorageError, read_json, write_atomically, write_json
+from polarstep_lab.storage import JsonLines, StorageError
 
 
 def spec(**changes):
@@ -194,72 +192,3 @@ def test_runs_are_found_below_a_folder_once(tmp_path):
     ]
     with pytest.raises(StorageError, match="does not exist"):
         find_runs([tmp_path / "c"])
-
-
-def test_a_failed_write_leaves_the_old_file(tmp_path):
-    path = tmp_path / "value.json"
-    write_json(path, {"a": 1})
-
-    def breaks(file):
-        file.write(b"half")
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        write_atomically(path, breaks)
-    assert read_json(path) == {"a": 1}
-    assert [p.name for p in tmp_path.iterdir()] == ["value.json"]
-
-
-def test_the_file_before_is_kept_on_request(tmp_path):
-    path, kept = tmp_path / "value", tmp_path / "value.previous"
-    for content in (b"1", b"2", b"3"):
-        write_atomically(path, lambda file, content=content: file.write(content), keep=kept)
-    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
-
-    def breaks(file):
-        raise RuntimeError("killed")
-
-    with pytest.raises(RuntimeError, match="killed"):
-        write_atomically(path, breaks, keep=kept)
-    assert (path.read_bytes(), kept.read_bytes()) == (b"3", b"2")
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (errno.ENOSPC, "no space left to write .*free some disk space"),
-        (errno.EDQUOT, "no space left to write .*free some disk space"),
-        (errno.EFBIG, "would be larger than a file may be here: raise the limit"),
-    ],
-)
-def test_a_write_without_room_says_what_to_do(number, message, tmp_path, monkeypatch):
-    def refuses(*args):
-        raise OSError(number, os.strerror(number))
-
-    with pytest.raises(StorageError, match=message):
-        write_atomically(tmp_path / "value", refuses)
-    log = JsonLines(tmp_path / "log.jsonl")
-    monkeypatch.setattr(os, "fsync", refuses)
-    with pytest.raises(StorageError, match=message):
-        log.sync()
-    log.close()
-
-
-def test_other_errors_of_a_write_stay_what_they_are(tmp_path):
-    def refuses(file):
-        raise PermissionError(errno.EPERM, "not yours")
-
-    with pytest.raises(PermissionError, match="not yours"):
-        write_atomically(tmp_path / "value", refuses)
-
-
-def test_a_log_is_cut_back_to_a_known_length(tmp_path):
-    log = JsonLines(tmp_path / "log.jsonl")
-    log.write({"step": 1})
-    length = log.sync()
-    log.write({"step": 2})
-    log.close()
-    again = JsonLines(tmp_path / "log.jsonl", length)
-    again.write({"step": 3})
-    again.close()
-    assert (tmp_path / "log.jsonl").read_text() == '{"step": 1}\n{"step": 3}\n'
