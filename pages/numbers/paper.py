@@ -129,7 +129,7 @@ def _long_run() -> Iterator[tuple[str, Number]]:
 
 def _pairs_of_the_paper() -> Iterator[tuple[str, Number]]:
     """Randomized against full space with seven quintic steps, here after 73M tokens and in the paper."""
-    table = TABLE_2["nanogpt"].rows
+    table = TABLE_2["nanogpt"]
     for name, ours, base in (
         ("pair.nesterov", "rand-muon", "muon"),
         ("pair.polyak", "rand-muon-polyak", "muon-polyak"),
@@ -172,7 +172,7 @@ def _cifar10() -> Iterator[tuple[str, Number]]:
     """Table 2's accuracies, here and in the paper."""
     agreeing = 0
     for slug, name in SLUGS.items():
-        ours, theirs = estimate(accuracy("table2", slug).values()), TABLE_2["cifar10"].rows[name]
+        ours, theirs = estimate(accuracy("table2", slug).values()), TABLE_2["cifar10"][name]
         paper = Estimate(100 * theirs.mean, 100 * theirs.std, theirs.seeds)
         yield f"cifar10.{slug}", _with_deviation(ours, CIFAR)
         yield f"cifar10.{slug}.paper", _with_deviation(paper, "polarstep_lab.paper")
@@ -302,7 +302,7 @@ def _text_and_model() -> Iterator[tuple[str, Number]]:
         assert isinstance(model, GPTConfig)
         ours = sum(p.numel() for p in GPT(model).parameters())
     # Table 2 counts six FLOPs a parameter for SGD with Nesterov momentum.
-    gflops = TABLE_2["nanogpt"].rows["SGD (Nesterov)"].gflops
+    gflops = TABLE_2["nanogpt"]["SGD (Nesterov)"].gflops
     assert gflops is not None
     yield "model.parameters", plain(ours / 1e6, "nanogpt-wiki", "M")
     yield "model.parameters.paper", plain(1e3 * gflops / 6, "polarstep_lab.paper", "M")

@@ -122,8 +122,8 @@ METHODS = tuple(method.name for method in paper.METHODS)
 """The rows of Table 2, in its order and by its names."""
 
 TABLE_2: dict[str, dict[str, float]] = {
-    benchmark: {name: row.gflops for name, row in setting.rows.items() if row.gflops is not None}
-    for benchmark, setting in paper.TABLE_2.items()
+    benchmark: {name: row.gflops for name, row in rows.items() if row.gflops is not None}
+    for benchmark, rows in paper.TABLE_2.items()
 }
 """The paper's own GFLOPs per step, by workload and row."""
 

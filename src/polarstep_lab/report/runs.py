@@ -208,7 +208,7 @@ def _published(run: RunSpec) -> Published | None:
     if run.recipe != run.benchmark or not all(harmless(*item) for item in run.overrides.items()):
         return None
     if run.ablation is None:
-        return TABLE_2[run.benchmark].rows.get(run.method)
+        return TABLE_2[run.benchmark].get(run.method)
     if (run.benchmark, run.method) != ("cifar10", ABLATED_METHOD):
         return None
     axis, value = run.ablation.axis, run.ablation.value

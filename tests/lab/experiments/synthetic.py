@@ -8,14 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.lab.experiments.small import ablation_runs, comparison_runs
 
-from polarstep_lab.jobs.job import Job
-from polarstep_lab.paper import METHODS, TABLE_2
+from polarstep_lab.paper import TABLE_2
 from polarstep_lab.records.record import Ablation, MetricRow, Result, RunSpec
 from polarstep_lab.report import blocks_of
 from polarstep_lab.report.page import markdown_page
-from polarstep_lab.storage import JsonLines, write_json
 
 DEVICE = "Synthetic CPU"
 
@@ -121,7 +118,7 @@ def write_run(
 def write_comparison(root: Path, recipe: str, benchmark: str, seeds: int = 3) -> None:
     """All seven methods around the paper's own figures, seed by seed."""
     times = {"AdamW": 0.8, "SGD (Nesterov)": 0.4}
-    for index, (method, paper) in enumerate(TABLE_2[benchmark].rows.items()):
+    for index, (method, paper) in enumerate(TABLE_2[benchmark].items()):
         for seed in range(seeds):
             shift = paper.std * (seed - (seeds - 1) / 2)
             write_run(
@@ -135,85 +132,3 @@ def write_comparison(root: Path, recipe: str, benchmark: str, seeds: int = 3) ->
                 optimizer_ms=times.get(method, 2.7 if "Rand" in method else 4.1) + 0.01 * seed,
                 gamma="Gaussian" in method,
             )
-
-
-GPU = {
-    "packages": {"polarstep": "0.1.0", "torch": "2.11.0"},
-    "python": "3.12.3",
-    "platform": "Linux-6.1-x86_64",
-    "device": "cuda",
-    "device_name": "Synthetic GPU",
-    "threads": 16,
-    "cores": 16,
-    "git_commit": None,
-}
-
-
-def write_planned(
-    run: Job,
-    final: float,
-    *,
-    gflops: float = 8.0,
-    optimizer_ms: float = 0.4,
-    step_ms: float = 3.2,
-    steps: int = 720,
-) -> None:
-    """A finished run of a real plan, with a row every 10 steps, in the digits a GPU run logs."""
-    spec = run.spec
-    rng = np.random.default_rng([spec.seed, len(str(run.directory))])
-    images = spec.benchmark == "cifar10"
-    spec.save(run.directory)
-    second = 8 * [method.name for method in METHODS].index(spec.method)  # one after the other
-    started = f"2026-11-15T05:{spec.seed:02}:{second:02}+00:00"
-    write_json(run.directory / "environment.json", GPU | {"started": started})
-    log = JsonLines(run.directory / "metrics.jsonl")
-    seconds = 0.3
-    for step in range(0, steps + 1, 10):
-        share = step / steps
-        seconds += 10 * step_ms * 1e-3 * (1 + 0.01 * rng.random())
-        loss = (0.3 if images else math.log(final)) + 2 * (1 - share) ** 3 + 0.05 * rng.random()
-        consumed = {"images": 500 * step} if images else {"tokens": 32_768 * step}
-        timed = [float(np.float32(ms * (1 + 0.1 * rng.random()))) for ms in (step_ms, optimizer_ms)]
-        rate = 0.1 * (1 - share)
-        if step:
-            noisy = float(np.float32(loss))
-            log.write(MetricRow(step, "train", noisy, rate, seconds, *timed, **consumed).to_dict())
-        if step % 90 == 0:
-            loss = loss if step < steps or images else math.log(final)
-            seen = {"accuracy": round(final * (1 - (1 - share) ** 2 / 2), 4)}
-            seen = seen if images else {"perplexity": math.exp(loss)}
-            log.write(MetricRow(step, "val", loss, rate, seconds, **consumed, **seen).to_dict())
-    log.close()
-    Result(
-        metric="test_accuracy" if images else "val_perplexity",
-        value=final,
-        status="finished",
-        steps=steps,
-        optimizer_gflops_per_step=gflops,
-        optimizer_ms_per_step=optimizer_ms,
-        step_ms=step_ms,
-    ).save(run.directory)
-
-
-def write_table_2(root: Path, recipe: str, seeds: int, shift: float = 0.0) -> None:
-    """``polarstep compare RECIPE``: every method around its figure in Table 2, moved by ``shift``."""
-    runs = comparison_runs(recipe, METHODS, range(seeds), {}, root)
-    paper = TABLE_2[runs[0].spec.benchmark].rows
-    for run in runs:
-        row = paper[run.spec.method]
-        noise = np.random.default_rng([run.spec.seed, len(run.spec.method)]).normal()
-        digits = 4 if run.spec.benchmark == "cifar10" else 15
-        final = round(row.mean + shift + row.std * float(noise), digits)
-        write_planned(run, final, gflops=row.gflops)
-
-
-def write_ablation(root: Path, recipe: str, axis: str, values: list[Any], seeds: int) -> None:
-    """``polarstep ablate RECIPE AXIS``: a metric that rises with the place of a value."""
-    method = next(method for method in METHODS if method.slug == "rand-muon")
-    for run in ablation_runs(recipe, method, axis, values, range(seeds), {}, root):
-        assert run.spec.ablation
-        place = values.index(run.spec.ablation.value) if values else 0
-        noise = 0.0015 * float(np.random.default_rng([run.spec.seed, place]).normal())
-        final = round(0.93 + 0.002 * place + noise, 4)
-        final = final if run.spec.benchmark == "cifar10" else 40 / final
-        write_planned(run, final, gflops=4.0 + place, optimizer_ms=0.3 + 0.02 * place)

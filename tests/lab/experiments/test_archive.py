@@ -9,7 +9,7 @@ import re
 import shutil
 
 import pytest
-from tests.lab.experiments.synthetic import write_run, write_table_2
+from tests.lab.experiments.synthetic import write_comparison, write_run
 from typer.testing import CliRunner
 
 from polarstep_lab.cli import app
@@ -248,7 +248,7 @@ def test_a_damaged_run_is_not_packed(name, content, message, runs, tmp_path):
 
 
 def test_an_archive_is_read_once(tmp_path, monkeypatch):
-    write_table_2(tmp_path / "runs", "cifar10", seeds=2)
+    write_comparison(tmp_path / "runs", "cifar10", "cifar10", seeds=2)
     archive = pack([tmp_path / "runs"], tmp_path / "suite").archive
     opened = []
     monkeypatch.setattr(

@@ -198,7 +198,7 @@ def test_the_paper_stands_beside_its_own_recipe_only(tmp_path):
     )
     (other, paper), _ = sections(tmp_path)
     published = [row for row in paper.rows if row.paper]
-    assert {row.method: row.paper for row in published} == dict(TABLE_2["nanogpt"].rows)
+    assert {row.method: row.paper for row in published} == TABLE_2["nanogpt"]
     assert len(paper.rows) == len(published) + 2
     text = markdown((paper,), ())
     assert "28.0773 ± 0.3372" in text
