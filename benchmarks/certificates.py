@@ -36,7 +36,8 @@ from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.base import numbers_for, step_of
 from polarstep_lab.data.corpus import corpus_text
 from polarstep_lab.models.gpt import GPT, GPTConfig
-from timing import clock, machine
+from polarstep_lab.records.environment import describe_environment
+from timing import clock
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 LARGE: dict[str, ps.PolarMap] = {
@@ -193,7 +194,7 @@ def tightness(path: Path | None) -> Table:
                 "part": "tightness",
             }
             line |= {"variant": name, "config": {"matrices": matrices, "steps": STEPS}}
-            line |= {"environment": {"machine": machine(torch.device("cpu"))}, "result": result}
+            line |= {"environment": describe_environment(torch.device("cpu")), "result": result}
             with path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line, ensure_ascii=False) + "\n")
     return table

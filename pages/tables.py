@@ -246,6 +246,11 @@ TABLES = {
         {"`auto`": "auto.gap-at-{}", "`LowRank`, h = 0": "low-rank.gap-at-{}"},
         {"6.1M": "6m", "12.3M": "12m", "24.6M": "25m", "49.2M": "49m", "72.7M": "73m"},
     ),
+    "ranks": Table(
+        "ℓ, of the short side",
+        {"24.6M tokens": "{}.gap.25m", "72.7M tokens": "{}.gap-at-short-rates.73m"},
+        {"a sixth": "auto", "an eighth": "eighth", "a twelfth": "twelfth"},
+    ),
     "low-precision": Table(
         "parameters",
         {
