@@ -39,6 +39,7 @@ from polarstep.context import (
 from polarstep.engines import fused
 from polarstep.engines import replay as replaying
 from polarstep.engines.replay_plan import ReplayPlan
+from polarstep.gradients import collect
 
 Settings = tuple[str, ...]
 
@@ -471,7 +472,7 @@ def test_each_bucket_runs_on_its_own_gpu(entered, monkeypatch, count, hooked):
     monkeypatch.setattr(torch.cuda, "Stream", lambda _: Stream())
     optimizer = ps.Muon([nn.Parameter(gaussian(4, 6).float())])
     optimizer.param_groups[0]["params"][0].grad = gaussian(4, 6).float()
-    work = optimizer._collected(None, captured=False)
+    work = [collect(optimizer.param_groups[0])]
     ((key, member),) = replaying.members_of(work[0], 0, optimizer.state)
     runs = []
     for index in (1, 2):

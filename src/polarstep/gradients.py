@@ -39,6 +39,7 @@ class Work:
     finite: list[Tensor] | None  # a flag on the device per parameter, where nonfinite="skip"
     views: list[MatrixView]  # empty unless the group is Muon's
     captured: bool = False  # whether a CUDA graph of the user's own captures the step
+    on_ranks: bool = True  # whether there are ranks at all, so that a parameter may be a DTensor
 
     def of(self, kept: list[int]) -> Work:
         """This work for the parameters at ``kept``."""
@@ -76,13 +77,21 @@ def _check(name: str, p: Tensor, grad: Tensor) -> None:
         )
 
 
-def collect(group: Group, elsewhere: Container[int] = (), *, failed: bool = False) -> Work:
+def collect(
+    group: Group,
+    elsewhere: Container[int] = (),
+    *,
+    failed: bool = False,
+    captured: bool = False,
+    on_ranks: bool = True,
+) -> Work:
     """The parameters of a group that have a gradient, checked.
 
     A parameter without a gradient is left alone altogether, weight decay included. ``elsewhere`` has the
     ids of parameters that have a gradient on another rank; if such a gradient is missing here, it counts
     as zero. ``failed``: this rank could not collect them. Then all of them count as zero, so that it can
-    send what other ranks wait for, and ``nonfinite="skip"`` skips their parameters.
+    send what other ranks wait for, and ``nonfinite="skip"`` skips their parameters. ``captured``
+    and ``on_ranks`` are those of :class:`Work`.
     """
     names, params, grads, shapes = list[str](), list[Tensor](), list[Tensor](), list[torch.Size]()
     for name, p in named_params(group):
@@ -99,11 +108,11 @@ def collect(group: Group, elsewhere: Container[int] = (), *, failed: bool = Fals
             _check(name, p, grad)
         names.append(name)
         params.append(p)
-        grads.append(placed_like(grad, p) if is_sharded(p) else grad)
+        grads.append(placed_like(grad, p) if on_ranks and is_sharded(p) else grad)
         shapes.append(shape)
     finite = None
     if group["nonfinite"] == "skip" and grads:
-        parts = [local(grad) for grad in grads]
+        parts = [local(grad) for grad in grads] if on_ranks else grads
         finite = (
             [X.new_zeros((), dtype=torch.bool) for X in parts] if failed else _are_finite(parts)
         )
@@ -112,7 +121,7 @@ def collect(group: Group, elsewhere: Container[int] = (), *, failed: bool = Fals
         views = views_of(group, names, shapes)
         if not failed:
             _check_scale(group, params, views)
-    return Work(group, names, params, grads, finite, views)
+    return Work(group, names, params, grads, finite, views, captured, on_ranks)
 
 
 def _zeros_without_memory(p: Tensor) -> Tensor:

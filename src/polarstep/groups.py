@@ -7,8 +7,9 @@ What options it has, and which values they accept, is in :mod:`polarstep.options
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +19,9 @@ from polarstep.matrix import MatrixView
 from polarstep.rates import resolve_scale
 
 __all__ = [
+    "COUNTED",
     "NAMELESS",
+    "CheckedGroups",
     "Group",
     "Nonfinite",
     "Rounding",
@@ -45,6 +48,10 @@ Nonfinite = Literal["propagate", "skip"]
 Rounding = Literal["nearest", "compensated"]
 # The precisions a parameter may have; 8-bit floats have no arithmetic of their own in torch.
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# What a group counts itself, and no option that a user gives.
+COUNTED = {"step"}
+# What a group holds beside options.
+NO_OPTIONS = {"params", "param_names", *COUNTED}
 # A parameter without a name is called by this prefix and its place in the group.
 NAMELESS = "parameter "
 # FSDP1 sets this on every parameter that it has laid end to end with others.
@@ -173,6 +180,43 @@ def check_new(group: Group, before: Sequence[Group]) -> None:
                 f"{name} is in another group of this optimizer: expected every parameter in one group, "
                 "also where two layers are tied; leave it out, or change the options of its group"
             )
+
+
+class CheckedGroups:
+    """What an optimizer's groups were like when they were last checked; users may write to them.
+
+    A step checks a group only where an option, or a parameter's shape or device, has changed since.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Checked] = {}  # by the number of the group
+
+    def has_changed(self, number: int, group: Group) -> bool:
+        """Whether ``group``, the optimizer's group of this number, is not as it was last noted."""
+        known, now = self._known.get(number), _Checked.of(group)
+        if (
+            known is None
+            or known.params != now.params
+            or known.options.keys() != now.options.keys()
+        ):
+            return True
+        return not all(map(operator.is_, known.options.values(), now.options.values()))
+
+    def note(self, number: int, group: Group) -> None:
+        """Note that ``group`` was checked as it is now."""
+        self._known[number] = _Checked.of(group)
+
+
+class _Checked(NamedTuple):
+    """What is compared of a group."""
+
+    options: Group
+    params: list[tuple[torch.Size, torch.device]]
+
+    @classmethod
+    def of(cls, group: Group) -> _Checked:
+        options = {key: value for key, value in group.items() if key not in NO_OPTIONS}
+        return cls(options, [(p.shape, p.device) for p in group["params"]])
 
 
 def _instead_of(found: object) -> str:

@@ -1,10 +1,11 @@
 """What a step refuses or warns of because it would go wrong in silence.
 
 :class:`MistakeWarnings` warns, once each, of steps without gradients, parameters without a group, layers
-that are frozen after a resume, and rates at which nothing trains. It refuses a step after the model has
-replaced parameters that the optimizer holds.
+that are frozen after a resume, and rates at which nothing trains.
 
-:class:`Sizes` refuses a parameter that has another shape than its state, as after
+:func:`unheld_params` refuses a step after the model has replaced parameters that the optimizer holds.
+
+:func:`check_state_shapes` refuses a parameter that has another shape than its state, as after
 ``resize_token_embeddings``, or with the checkpoint of a model with another vocabulary. torch's fused
 rules and our kernels take sizes from the parameter and addresses from the state, so they would read and
 write beyond the state's memory.
@@ -17,7 +18,7 @@ differently at the next step, nor do anything that may be done only once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -34,16 +35,20 @@ from polarstep.routing.anatomy import unwrapped
 from polarstep.state import SHAPED_AS_PARAMETER, State
 
 __all__ = [
+    "LOOKED_AT",
+    "LOOKS_EVERY",
     "MistakeWarnings",
-    "Sizes",
     "check_draws",
     "check_shapes",
     "check_started",
+    "check_state_shapes",
     "refuse_measuring",
     "refuse_shared",
+    "unheld_params",
 ]
 
-# Steps from one look at the model's parameters to the next.
+# The first step looks for parameters that the model has replaced or added, and then every step of this
+# number, and any step for which no parameter has a gradient.
 LOOKS_EVERY = 16
 # A learning rate is judged by its highest value in so many steps.
 LOOKED_AT = 100
@@ -56,18 +61,16 @@ class MistakeWarnings:
 
     def __init__(self) -> None:
         self._rested: list[tuple[str, Tensor]] = []  # frozen, with a state from a checkpoint
-        self._no_gradient = self._told_of_unheld = False
-        self._unheld: list[str] = []  # parameters of the model with a gradient and without a group
-        self._looks = 0  # the steps at which look() was called
-        self._steps = 0  # those whose rates have been looked at
-        self._highest = 0.0  # the highest of Muon's rates in them
+        self._no_gradient = self._unheld = False
+        self._looks_at_rates = True
+        self._highest = 0.0  # the highest of Muon's rates so far
 
     def loaded(self, groups: Iterable[Group], state: State) -> None:
         """Note the frozen parameters that have a state in the checkpoint just loaded.
 
         Its rates may be the end of a schedule, so they are not looked at.
         """
-        self._steps = LOOKED_AT
+        self._looks_at_rates = False
         self._rested = [
             (name, p)
             for group in groups
@@ -75,78 +78,40 @@ class MistakeWarnings:
             if not p.requires_grad and state.get(p)
         ]
 
-    def look(
-        self,
-        groups: Sequence[Group],
-        model: Callable[[], nn.Module | None] | None,
-        elsewhere: frozenset[int],
+    def of_step(
+        self, groups: list[Group], steps: int, unheld: Sequence[str], *, updated: bool
     ) -> None:
-        """Raise if the model has replaced parameters in ``groups``, and find those without a group.
+        """Warn of what is wrong with a step, unless the warning was given before.
 
-        It looks at the first step, at every 16th, and where no parameter has a gradient. The parameter
-        that has taken a place counts if it has a gradient and is in no group. Where it is in a group,
-        two layers have been tied.
-
-        Args:
-            groups: the groups of the optimizer.
-            model: a weak reference to the model; ``None`` where no model is known.
-            elsewhere: the ids of parameters that another optimizer may update.
+        It is called where a group has changed, at step :data:`LOOKED_AT`, and where one of these says
+        more: ``updated``, whether any parameter had a gradient, and ``unheld``, the parameters of the
+        model that have a gradient and are in no group.
         """
-        self._unheld = []
-        known = None if model is None else model()
-        due = self._looks % LOOKS_EVERY == 0 or _has_no_gradient(groups)
-        if known is not None and due:
-            self._look_at_model(groups, known, elsewhere)
-        self._looks += 1
-
-    def _look_at_model(
-        self, groups: Sequence[Group], model: nn.Module, elsewhere: frozenset[int]
-    ) -> None:
-        held = {id(p): name for group in groups for name, p in named_params(group)}
-        unheld = {
-            unwrapped(name): id(p)
-            for name, p in model.named_parameters(remove_duplicate=False)
-            if p.grad is not None and p.requires_grad and id(p) not in held
-        }
-        if replaced := [name for name in held.values() if name in unheld]:
-            raise RuntimeError(
-                f"{_have(replaced)} been replaced in the model since the optimizer was made, as by "
-                "fully_shard, get_peft_model, to_empty, resize_token_embeddings, a new head or "
-                "load_state_dict(assign=True). The new parameter has a gradient, and the optimizer "
-                "still holds the old one: expected an optimizer that is made after the last of these "
-                "calls. Make it then, as muon_for(model), and load the state of this one, if it has any"
-            )
-        self._unheld = [name for name, key in unheld.items() if key not in elsewhere]
-
-    def of_step(self, groups: list[Group], works: Sequence[Work]) -> None:
-        """Warn of what is wrong with a step on ``works``, unless the warning was given before."""
-        count = sum(len(group["params"]) for group in groups)
-        updated = sum(len(work.params) for work in works)
-        if not self._no_gradient and updated == 0:
-            self._tell_of_no_gradient(count)
-        elif self._unheld and not self._told_of_unheld:
-            self._tell_of_the_unheld()
+        if not updated and not self._no_gradient:
+            self._tell_of_no_gradient(sum(len(group["params"]) for group in groups))
+        elif unheld and not self._unheld:
+            self._tell_of_the_unheld(unheld)
         if self._rested:
             self._tell_of_the_rested()
-        if self._steps < LOOKED_AT:
-            self._look_at_rates(groups)
+        if self._looks_at_rates:
+            self._look_at_rates(groups, steps)
 
-    def _look_at_rates(self, groups: Sequence[Group]) -> None:
+    def _look_at_rates(self, groups: Sequence[Group], steps: int) -> None:
         """Warn, after :data:`LOOKED_AT` steps, if Muon's rate was too low for anything in all of them.
 
         A warm-up may begin low, so the peak counts that torch's schedulers write to a group. A rate in a
         tensor is not read, as that would wait for the device. With ``shape_scale="rms"``, a function, or
         ``"none"``, which the theorems have, other rates are usual.
         """
-        self._steps += 1
         for group in groups:
             if group["algorithm"] == "muon" and group["shape_scale"] in ("spectral", "fan-ratio"):
                 rates = [group.get(key, 0.0) for key in ("lr", "initial_lr", "max_lr")]
                 if any(isinstance(rate, Tensor) for rate in rates):
-                    self._steps = LOOKED_AT
+                    self._looks_at_rates = False
                     return
                 self._highest = max(self._highest, *rates)
-        if self._steps == LOOKED_AT and 0 < self._highest < LOWEST:
+        self._looks_at_rates = steps < LOOKED_AT
+        if not self._looks_at_rates and 0 < self._highest < LOWEST:
             warnings.warn(
                 f"Muon's learning rate was at most {self._highest:g} in the first {LOOKED_AT} steps, "
                 "and the matrices hardly move: expected 0.005 to 0.05 for training and 0.001 to 0.005 "
@@ -158,7 +123,7 @@ class MistakeWarnings:
     def _tell_of_no_gradient(self, count: int) -> None:
         if count == 0:
             return
-        self._no_gradient = self._told_of_unheld = True
+        self._no_gradient = self._unheld = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
             "updated. Expected gradients from backward(). If it has run, these are no longer the "
@@ -168,15 +133,15 @@ class MistakeWarnings:
             stacklevel=user_stacklevel(),
         )
 
-    def _tell_of_the_unheld(self) -> None:
-        """Warn of parameters that were unfrozen, or have come into the model, and are in no group."""
-        self._told_of_unheld = True
+    def _tell_of_the_unheld(self, names: Sequence[str]) -> None:
+        """Warn that the parameters ``names`` were unfrozen, or have come into the model, in no group."""
+        self._unheld = True
         warnings.warn(
-            f"{_have(self._unheld)} a gradient, but no group of this optimizer: frozen when muon_for "
-            "was called, or added to the model since, as by a new layer or weight_norm. Make the "
-            "optimizer after the last change of the model, or add them, by "
-            'optimizer.add_param_group({"params": [...]}); each gets the rule it would have had. If '
-            'another optimizer updates them, say so in muon_for by rules=[("name.*", None)]',
+            f"{_have(names)} a gradient, but no group of this optimizer: frozen when muon_for was "
+            "called, or added to the model since, as by a new layer or weight_norm. Make the optimizer "
+            'after the last change of the model, or add them, by optimizer.add_param_group({"params": '
+            "[...]}); each gets the rule it would have had. If another optimizer updates them, say so "
+            'in muon_for by rules=[("name.*", None)]',
             stacklevel=user_stacklevel(),
         )
 
@@ -196,8 +161,32 @@ class MistakeWarnings:
         )
 
 
-def _has_no_gradient(groups: Sequence[Group]) -> bool:
-    return all(p.grad is None for group in groups for p in group["params"])
+def unheld_params(
+    groups: Sequence[Group], model: nn.Module | None, elsewhere: Container[int]
+) -> list[str]:
+    """The parameters of ``model`` that have a gradient and are not in ``groups``.
+
+    Those whose ids are in ``elsewhere`` are left out, as another optimizer may update them. Raises if
+    the model has replaced a parameter in ``groups``. The parameter that has taken its place counts if it
+    has a gradient and is in no group. Where it is in a group, two layers have been tied.
+    """
+    if model is None:
+        return []
+    held = {id(p): name for group in groups for name, p in named_params(group)}
+    unheld = {
+        unwrapped(name): id(p)
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if p.grad is not None and p.requires_grad and id(p) not in held
+    }
+    if replaced := [name for name in held.values() if name in unheld]:
+        raise RuntimeError(
+            f"{_have(replaced)} been replaced in the model since the optimizer was made, as by "
+            "fully_shard, get_peft_model, to_empty, resize_token_embeddings, a new head or "
+            "load_state_dict(assign=True). The new parameter has a gradient, and the optimizer "
+            "still holds the old one: expected an optimizer that is made after the last of these "
+            "calls. Make it then, as muon_for(model), and load the state of this one, if it has any"
+        )
+    return [name for name, key in unheld.items() if key not in elsewhere]
 
 
 def _have(names: Sequence[str]) -> str:
@@ -205,28 +194,15 @@ def _have(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more have" if len(names) > 1 else f"{names[0]} has"
 
 
-class Sizes:
-    """The shapes that parameters had when their state was last compared with them.
+def check_state_shapes(group: Group, state: Mapping[Tensor, dict[str, Any]]) -> None:
+    """Raise for the first parameter of a group whose state has another shape.
 
-    Reading the shapes of the parameters is quick; every tensor of the state is compared only after some
-    shape has changed. A ``DTensor`` has the shape of the whole parameter, and so has its state.
+    A ``DTensor`` has the shape of the whole parameter, and so has its state.
     """
-
-    def __init__(self) -> None:
-        self._known: list[torch.Size] = []
-
-    def check(self, groups: Iterable[Group], state: Mapping[Tensor, dict[str, Any]]) -> None:
-        """Raise for a parameter whose state has another shape, if some shape has changed."""
-        groups = list(groups)
-        shapes = [p.shape for group in groups for p in group["params"]]
-        if shapes == self._known:
-            return
-        for group in groups:
-            if group.get("algorithm") == "muon":
-                check_whole(named_params(group))
-            for name, p in named_params(group):
-                check_shapes(name, p, state.get(p, {}), group)
-        self._known = shapes
+    if group["algorithm"] == "muon":
+        check_whole(named_params(group))
+    for name, p in named_params(group):
+        check_shapes(name, p, state.get(p, {}), group)
 
 
 def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: Group) -> None:

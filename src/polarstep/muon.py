@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from polarstep import kernels, stale_momentum
+from polarstep import stale_momentum
 from polarstep.bucket import (
     Bucket,
     Draws,
@@ -56,7 +56,7 @@ def step(
     works: list[Work],
     state: State,
     draws: Draws,
-    replayed: ReplayedStep,
+    replayed: ReplayedStep | None,
     hooks: tuple[PolarHook, ...] = (),
     shares: Shares | None = None,
 ) -> None:
@@ -94,13 +94,13 @@ def _steps_here(
     works: list[Work],
     state: State,
     draws: Draws,
-    replayed: ReplayedStep,
+    replayed: ReplayedStep | None,
     hooks: tuple[PolarHook, ...],
     engine: TorchEngine,
 ) -> Iterator[Running]:
     """The steps of the matrices that this rank holds whole; kernels take theirs at once."""
     updated: Container[int] = ()
-    if any(map(kernels.available, {p.device for work in works for p in work.params})):
+    if replayed is not None:
         updated = replayed(works, state, at_once, hooks)
     for b in buckets_of(works, state, draws, skip=updated):
         yield Running(b.key.device, bucket_step(b, engine, ALONE, hooks))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, Literal, TypeVar, overload
 
 import torch
@@ -14,6 +13,7 @@ from torch.autograd.graph import increment_version
 from torch.optim.optimizer import ParamsT
 from torch.utils.hooks import RemovableHandle
 
+from polarstep import kernels
 from polarstep.bucket import Draws, PolarHook
 from polarstep.checked_values import with_known_names
 from polarstep.checkpoints.checkpoint import Checkpointed
@@ -22,6 +22,7 @@ from polarstep.cuda_graphs import in_a_graph
 from polarstep.engines.replay import ReplayedStep
 from polarstep.gradients import Work, collect
 from polarstep.groups import (
+    CheckedGroups,
     Group,
     Nonfinite,
     Rounding,
@@ -35,15 +36,18 @@ from polarstep.groups import (
 from polarstep.maps import NewtonSchulz, PolarMap
 from polarstep.matrix import Layout as MatrixLayout
 from polarstep.mistakes import (
+    LOOKED_AT,
+    LOOKS_EVERY,
     MistakeWarnings,
-    Sizes,
     check_draws,
     check_started,
+    check_state_shapes,
     refuse_measuring,
     refuse_shared,
+    unheld_params,
 )
 from polarstep.muon import step
-from polarstep.options import CheckedOptions, complete
+from polarstep.options import check_and_normalize, complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.distribution import BYTES_IN_FLIGHT, Distribution
 from polarstep.ranks.over_ranks import StepOverRanks
@@ -226,12 +230,15 @@ class Muon(Checkpointed):
         self._draws = Draws()
         self._distribution = Distribution(plan, process_group, bytes_in_flight)
         self._over_ranks = StepOverRanks(self._distribution)
-        self._checked = CheckedOptions()
+        self._checked = CheckedGroups()
+        self._steps = 0  # that this object has taken
+        self._unheld: list[str] = []  # parameters with a gradient that no group holds
+        self._has_kernels = False  # whether kernels run on the device of some parameter
+        self._has_news = True  # whether something has changed since the last step
         self._is_made = True  # False while the first groups are added
         self._origin = Origin() if origin is None else origin  # muon_for puts another one here
         # The measured lr_factor by the name of a group.
         self._measured: dict[str, float | None] = {} if measured is None else measured
-        self._sizes = Sizes()
         self._warnings = MistakeWarnings()
 
     def _kept(self) -> dict[str, Any]:
@@ -268,6 +275,7 @@ class Muon(Checkpointed):
                 numbers of parameters, states of other shapes, or options that are not accepted.
         """
         super().load_state_dict(state_dict)
+        self._checked = CheckedGroups()
         self._warnings.loaded(self.param_groups, self.state)
         for group in self.param_groups:
             if group.get("name") in self._measured:
@@ -382,7 +390,7 @@ class Muon(Checkpointed):
         return next((p.device for p in params if p.is_cuda), None)
 
     def _update_groups(self) -> None:
-        error = self._error_of_changes()
+        error = self._error_of_changes()  # on ranks all raise it together
         captured = self._first_gpu() is not None and in_a_graph()
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         spread = self._distribution.spread(self.param_groups) if ranks else []
@@ -399,11 +407,15 @@ class Muon(Checkpointed):
                 everywhere=len(self._everywhere & self._polar_hooks.keys()),
             )
         else:
-            works = self._collected(error, captured=captured)
+            if error is not None:
+                raise error
+            works = [
+                collect(group, captured=captured, on_ranks=ranks) for group in self.param_groups
+            ]
         if any(group["lr_factor"] is None for group in self.param_groups):
             self._measure(captured=captured)
         if not spread:
-            self._warnings.of_step(self.param_groups, works)
+            self._warn(works)
         self._update_works(works, hooks, ranks=ranks, shared=bool(spread))
         # Kernels and torch's fused rules write where autograd does not see it. Without a new version, a
         # backward pass through a graph from before the step would use the changed weights in silence.
@@ -411,15 +423,7 @@ class Muon(Checkpointed):
         if spread:
             # Last, as a filter may turn a warning into an error on one rank alone.
             self._over_ranks.end_step(self.param_groups)
-            self._warnings.of_step(self.param_groups, works)
-
-    def _collected(self, error: Exception | None, *, captured: bool) -> list[Work]:
-        """What every group has to update, if no other rank has a part of it."""
-        if error is not None:
-            raise error
-        for number, group in enumerate(self.param_groups):
-            self._checked.check(number, group)
-        return [replace(collect(group), captured=captured) for group in self.param_groups]
+            self._warn(works)
 
     def _measure(self, *, captured: bool) -> None:
         """Set the factors on the learning rate that depend on the size of entries."""
@@ -430,14 +434,34 @@ class Muon(Checkpointed):
             self._measured |= {group["name"]: group["lr_factor"] for group in sized}
 
     def _error_of_changes(self) -> Exception | None:
-        """What is wrong with parameters that have changed since the last step; all ranks raise it."""
+        """Check what has changed since the last step, and return what is wrong with it, if anything."""
+        groups = self.param_groups
+        self._unheld, self._has_news = [], self._steps + 1 == LOOKED_AT
         try:
-            known = self._origin
-            self._warnings.look(self.param_groups, known.model, known.elsewhere)
-            self._sizes.check(self.param_groups, self.state)
+            has_gradient = any(p.grad is not None for group in groups for p in group["params"])
+            if self._steps % LOOKS_EVERY == 0 or not has_gradient:
+                known = self._origin
+                model = None if known.model is None else known.model()
+                self._unheld = unheld_params(groups, model, known.elsewhere)
+            for number, group in enumerate(groups):
+                if self._checked.has_changed(number, group):
+                    check_and_normalize(group)
+                    check_state_shapes(group, self.state)
+                    self._checked.note(number, group)
+                    self._has_news = True
+            if self._has_news:
+                devices = {p.device for group in groups for p in group["params"]}
+                self._has_kernels = any(map(kernels.available, devices))
         except Exception as found:
             return found
+        self._steps += 1
         return None
+
+    def _warn(self, works: list[Work]) -> None:
+        """Warn of mistakes in a step on ``works``, where there may be any."""
+        updated = any(work.params for work in works)
+        if self._has_news or self._unheld or not updated:
+            self._warnings.of_step(self.param_groups, self._steps, self._unheld, updated=updated)
 
     def _update_works(
         self, works: list[Work], hooks: tuple[PolarHook, ...], *, ranks: bool, shared: bool
@@ -448,11 +472,12 @@ class Muon(Checkpointed):
         """
         muon = [work for work in works if work.group["algorithm"] == "muon"]
         others = [work for work in works if work.group["algorithm"] in ELEMENTWISE]
-        replayed = self._replayed
+        replayed = self._replayed if self._has_kernels else None
         if any(work.captured for work in works):
             check_started(works, self.state)
             check_draws(muon, self.state)
-            replayed = ReplayedStep()  # its tensors belong to the graph; no later step changes them
+            # Its tensors belong to the graph, and no later step changes them.
+            replayed = ReplayedStep() if self._has_kernels else None
         if not shared:
             for work in others:
                 prepare_elementwise(work, self.state)

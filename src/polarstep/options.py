@@ -24,7 +24,7 @@ from polarstep.checked_values import (
     is_integer,
     is_number,
 )
-from polarstep.groups import Group, Nonfinite, Rounding
+from polarstep.groups import COUNTED, Group, Nonfinite, Rounding
 from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
 from polarstep.others import ELEMENTWISE, RESERVED, WITHOUT_DECAY, defaults_of, options_of
@@ -33,7 +33,6 @@ from polarstep.rates import resolve_scale
 from polarstep.transforms import Transform
 
 __all__ = [
-    "CheckedOptions",
     "check_and_normalize",
     "check_lr",
     "check_new_options",
@@ -49,10 +48,6 @@ MOMENTA = (None, torch.float32, torch.bfloat16, torch.int8)
 ROUNDING = 1e-12
 # The rate of a group whose rule leaves it to muon_for, where the group was not made by muon_for.
 ALONE = 3e-4
-# What a group counts itself, and no option that a user gives.
-COUNTED = {"step"}
-# What a group holds beside options.
-NO_OPTIONS = {"params", "param_names", *COUNTED}
 
 # How each option of a Muon group is checked, and the remedy in the error.
 Check = Callable[[str, Any, str], None]
@@ -127,25 +122,6 @@ def check_and_normalize(group: Group) -> None:
             "of its rule, which add_param_group fills in; to give a group another rule, also give it "
             "that rule's options, as polarstep.AdamW() has them"
         ) from None
-
-
-class CheckedOptions:
-    """The options of an optimizer's groups when they were last checked; users may write to a group."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, dict[str, Any]] = {}  # by the number of the group
-
-    def check(self, number: int, group: Group) -> None:
-        """:func:`check_and_normalize` for a group that has another option, or another value of one."""
-        known, now = self._known.get(number), _options_in(group)
-        if known is None or known.keys() != now.keys() or any(known[k] is not now[k] for k in now):
-            self._known.pop(number, None)
-            check_and_normalize(group)
-            self._known[number] = _options_in(group)
-
-
-def _options_in(group: Group) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key not in NO_OPTIONS}
 
 
 def _check_and_normalize(group: Group) -> None:

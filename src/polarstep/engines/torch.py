@@ -127,9 +127,10 @@ class ParameterUpdate:
         self.p, self.view = work.params[index], work.views[index]
         self.finite = None if work.finite is None else work.finite[index]
         self.is_compensated = is_compensated(work.group, self.p)
+        self._is_sharded = work.on_ranks and is_sharded(self.p)
         self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
-        self._G = local(work.grads[index])
-        self._C = local(momentum_of(self.p, self._state, self._kept))
+        C = momentum_of(self.p, self._state, self._kept)
+        self._X, self._G, self._C = map(self._here, (self.p, work.grads[index], C))
         self._advanced = False
         self._M: Tensor | None = None  # this rank's part of M
         self.gathering: Gathering | None = None  # the whole of M, where every rank gathers it
@@ -137,6 +138,10 @@ class ParameterUpdate:
         self._T: list[Tensor | None] = [None] * len(self.view.shapes)
         self._U: Tensor | None = None  # T of this rank's part of X, where other ranks compute it
         self._missing = len(self.view.shapes)  # the blocks whose T is not known yet
+
+    def _here(self, X: Tensor) -> Tensor:
+        """This rank's part of a tensor that is placed as the parameter."""
+        return local(X) if self._is_sharded else X
 
     @property
     def is_done(self) -> bool:
@@ -163,7 +168,7 @@ class ParameterUpdate:
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is one block, not C itself, and not sharded."""
         made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
-        return made and self.has_one_block and not is_sharded(self.p)
+        return made and self.has_one_block and not self._is_sharded
 
     def write_momentum(self, out: Tensor) -> None:
         """Compute M in ``out``."""
@@ -197,7 +202,7 @@ class ParameterUpdate:
         return (
             ops_of(self.p.device).host_reads_are_free  # on a GPU factors have 16 bits
             and self.p.dtype == dtype
-            and not is_sharded(self.p)
+            and not self._is_sharded
             and self.p.is_contiguous()
             and self.has_one_block
             and self.view.in_turn
@@ -225,14 +230,14 @@ class ParameterUpdate:
             return remains if decay != 0 else 1.0
         if self.is_compensated:
             return torch.where(self.finite, remains, 1.0)
-        X = local(self.p)
+        X = self._X
         X.copy_(torch.where(self.finite, X * remains, X))
         return 1.0
 
     def add_compensated(self, T: Tensor, size: Any) -> None:
         """``X ← (1 − ηλ)X + size·T``; the rounding error is kept for the next step."""
-        R = local(rounding_error(self.p, self._state))
-        add_compensated(local(self.p), R, T, size, self.remains())
+        R = self._here(rounding_error(self.p, self._state))
+        add_compensated(self._X, R, T, size, self.remains())
 
     def take_product(self, L: Tensor, R: Tensor) -> None:
         """``X ← (1 − ηλ)X − η·scale·LR``."""
@@ -243,8 +248,7 @@ class ParameterUpdate:
     def take(self, block: int, T: Tensor) -> Known | None:
         """(X, T, −η·scale) once T of all blocks is known, with ``T`` for ``block``; ``None`` before."""
         self._missing -= 1
-        sharded = is_sharded(self.p)
-        if self.has_one_block and sharded:  # a rank keeps its own part of T at once
+        if self.has_one_block and self._is_sharded:  # a rank keeps its own part of T at once
             T = placed_like(self.view.assemble([T], self.p.shape), self.p)
         self._T[block] = T
         if self._missing:
@@ -255,16 +259,16 @@ class ParameterUpdate:
         if len(blocks) > 1 or isinstance(size, Tensor):
             blocks = [each * factor for each, factor in zip(blocks, sizes, strict=True)]
             size = 1.0
-        if self.has_one_block and sharded:
-            update = blocks[0]
-        else:
-            update = placed_like(self.view.assemble(blocks, self.p.shape), self.p)
-        return local(self.p), local(update), size
+        if self._is_sharded:
+            if not self.has_one_block:
+                blocks = [placed_like(self.view.assemble(blocks, self.p.shape), self.p)]
+            return self._X, local(blocks[0]), size
+        return self._X, self.view.assemble(blocks, self.p.shape), size
 
     def take_parts(self, block: int, shape: tuple[int, int, int], parts: Parts) -> Known | None:
         """Like :meth:`take`, where T comes in parts of this rank's tensor, read in ``shape``."""
         self._missing -= 1
-        X, size = local(self.p), self.sizes()[block]
+        X, size = self._X, self.sizes()[block]
         several = not self.has_one_block or isinstance(size, Tensor)
         if X.numel() == 0:
             if self.is_compensated and not self._missing:  # a checkpoint asks all ranks for R

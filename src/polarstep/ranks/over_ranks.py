@@ -17,7 +17,6 @@ from polarstep.engines.replay import ReplayedStep
 from polarstep.gradients import Work, check_gradients, check_scale, collect
 from polarstep.groups import Group, named_params
 from polarstep.muon import step
-from polarstep.options import CheckedOptions
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
 from polarstep.ranks.agree import Agreement, all_finite
 from polarstep.ranks.distribution import Distribution
@@ -35,7 +34,6 @@ class StepOverRanks:
         self._distribution = distribution
         self._agreement = Agreement(distribution.plan, distribution.bytes_in_flight)
         self._errors: list[Exception] = []  # of this rank, since the ranks have agreed on the step
-        self._checked = CheckedOptions()
         self._checked_for: Sequence[tuple[Tensor, Layout]] = ()
 
     def collected(
@@ -60,8 +58,7 @@ class StepOverRanks:
                 for p, layout in spread:
                     layout.check_part(p)
                 self._checked_for = spread
-            for number, group in enumerate(groups):
-                self._checked.check(number, group)
+            for group in groups:
                 check_gradients(group)
                 check_scale(group)
                 if group["algorithm"] in ELEMENTWISE:
@@ -101,7 +98,7 @@ class StepOverRanks:
         self,
         muon: list[Work],
         state: State,
-        replayed: ReplayedStep,
+        replayed: ReplayedStep | None,
         draws: Draws,
         hooks: tuple[PolarHook, ...],
     ) -> None:
@@ -117,7 +114,7 @@ class StepOverRanks:
         self,
         muon: list[Work],
         state: State,
-        replayed: ReplayedStep,
+        replayed: ReplayedStep | None,
         draws: Draws,
         hooks: tuple[PolarHook, ...],
     ) -> None:
