@@ -532,7 +532,7 @@ def made(source: str, module: str):
     ids=str,
 )
 def test_the_line_outside_the_package_and_torch_is_shown(through):
-    step = made(WARN, "polarstep.cuda_graphs")
+    step = made(WARN, "polarstep.engines.graphs")
     for module in through:
         step = partial(made(CALL, module), step)
     with pytest.warns(UserWarning, match="a mistake") as told:
@@ -542,7 +542,7 @@ def test_the_line_outside_the_package_and_torch_is_shown(through):
 
 @pytest.mark.parametrize("module", ["polarstep_lab.training", "torchvision.models", "users"])
 def test_a_package_of_a_similar_name_is_the_users(module):
-    step = made(WARN, "polarstep.cuda_graphs")
+    step = made(WARN, "polarstep.engines.graphs")
     call = made(CALL, module)
     with pytest.warns(UserWarning, match="a mistake") as told:
         call(step)
@@ -551,7 +551,7 @@ def test_a_package_of_a_similar_name_is_the_users(module):
 
 def test_without_a_line_of_the_users_it_is_the_outermost(monkeypatch):
     frame = None
-    for name in ("polarstep", "torch._dynamo", "polarstep.cuda_graphs"):
+    for name in ("polarstep", "torch._dynamo", "polarstep.engines.graphs"):
         frame = SimpleNamespace(f_back=frame, f_globals={"__name__": name})
     monkeypatch.setattr("sys._getframe", lambda depth: frame)
     assert user_stacklevel() == 3

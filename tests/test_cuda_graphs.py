@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polarstep import cuda_graphs as capture
-from polarstep.cuda_graphs import Kind, Replays, captured
+from polarstep.context import in_a_graph
+from polarstep.engines import graphs as capture
+from polarstep.engines.graphs import Kind, Replays, captured
 
 
 class Cycle:
@@ -121,7 +122,7 @@ def test_nothing_is_captured_before_cuda_is_initialized(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    assert capture.in_a_graph() is (initialized and capturing)
+    assert in_a_graph() is (initialized and capturing)
 
 
 def test_a_device_has_one_stream_for_all_its_captures(monkeypatch: pytest.MonkeyPatch) -> None:

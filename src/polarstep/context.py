@@ -7,7 +7,8 @@
 * ``torch.set_float32_matmul_precision("high")`` rounds the factors of float32 products to the 10 bits of
   TF32, and ``"medium"`` to bfloat16 on some CPUs. Coefficients that float32 bears make infinities then.
 
-:func:`on_device` chooses the GPU on which Triton launches a kernel. :func:`inference_mode_off` is for
+:func:`on_device` chooses the GPU on which Triton launches a kernel, and :func:`in_a_graph` says whether
+a launch is captured. :func:`inference_mode_off` is for
 state tensors, which no later step could change if they were made inside ``torch.inference_mode()``.
 
 :func:`constant` and :func:`not_compiled` are for functions that torch.compile must not trace. torch's
@@ -32,6 +33,7 @@ import torch
 
 __all__ = [
     "constant",
+    "in_a_graph",
     "inference_mode_off",
     "not_compiled",
     "noting",
@@ -68,6 +70,12 @@ def on_device(device: torch.device | None) -> AbstractContextManager[object]:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return nullcontext()  # a fake tensor, on a machine that need not have a GPU
     return torch.cuda.device(device)
+
+
+def in_a_graph() -> bool:
+    """Whether kernels launched now are captured in a CUDA graph, for later replays, and not run."""
+    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager

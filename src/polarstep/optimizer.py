@@ -17,8 +17,13 @@ from polarstep import kernels
 from polarstep.bucket import Draws, PolarHook
 from polarstep.checked_values import with_known_names
 from polarstep.checkpoints.checkpoint import Checkpointed
-from polarstep.context import inference_mode_off, not_compiled, numeric_context, on_device
-from polarstep.cuda_graphs import in_a_graph
+from polarstep.context import (
+    in_a_graph,
+    inference_mode_off,
+    not_compiled,
+    numeric_context,
+    on_device,
+)
 from polarstep.engines.replay import ReplayedStep
 from polarstep.gradients import Work, collect
 from polarstep.groups import (

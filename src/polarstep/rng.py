@@ -18,7 +18,7 @@ import hashlib
 
 import torch
 
-from polarstep.cuda_graphs import in_a_graph
+from polarstep.context import in_a_graph
 
 __all__ = ["generator", "key_to_seed"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 import polarstep as ps
-from polarstep.cuda_graphs import Replays
+from polarstep.engines.graphs import Replays
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.ranks import owned_graph
 from polarstep.routing import routes

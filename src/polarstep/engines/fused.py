@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from polarstep import kernels, rng
 from polarstep.bucket import Bucket, BucketKey, Member, all_recalled
-from polarstep.cuda_graphs import in_a_graph
+from polarstep.context import in_a_graph
 from polarstep.groups import Group, view_of
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.matrix import MatrixView

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from polarstep.bucket import BucketKey
-from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import ALIGNMENT, FusedBucket, lies_like, offsets
+from polarstep.engines.graphs import Replays
 from polarstep.gradients import Work
 from polarstep.groups import Group, is_by_norm, scale_of
 from polarstep.kernels import shared_table

@@ -25,8 +25,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polarstep.context import constant
-from polarstep.cuda_graphs import in_a_graph
+from polarstep.context import constant, in_a_graph
 
 __all__ = [
     "MOST_ENTRIES",

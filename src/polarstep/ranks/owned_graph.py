@@ -4,8 +4,8 @@
 
 Launched kernel by kernel, this takes milliseconds of Python for each bucket of matrices. So it is
 captured after the first steps and replayed from then on, by the rules of
-:class:`polarstep.cuda_graphs.Replays`. The numbers are the same, bit for bit. Collectives stay outside
-the graphs, so the communication of one bucket runs beside the replay of another.
+:class:`polarstep.engines.graphs.Replays`. The numbers are the same, bit for bit. Collectives stay
+outside the graphs, so the communication of one bucket runs beside the replay of another.
 
 A graph reads and writes tensors that keep their places: what was received, random numbers, flags, and
 what is sent. The first three are copied to their places at each step, one more pass over the bytes of M.
@@ -24,8 +24,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from polarstep.cuda_graphs import Replays
 from polarstep.engines.fused import runs_by_kernels
+from polarstep.engines.graphs import Replays
 from polarstep.engines.replay import LARGEST_BUCKET
 from polarstep.groups import Group
 from polarstep.maps import Draw

@@ -9,7 +9,7 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from polarstep.cuda_graphs import captured
+from polarstep.engines.graphs import captured
 
 __all__ = ["CapturedBackward", "compiled"]
 

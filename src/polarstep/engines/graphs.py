@@ -14,19 +14,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep.context import user_stacklevel
 
-__all__ = ["Replays", "captured", "in_a_graph"]
+__all__ = ["Replays", "captured"]
 
 # A step is captured after this many steps of its kind, when all its kernels are compiled. Launching
 # the kernels one by one takes milliseconds of Python.
 STEPS_BEFORE_CAPTURE = 1
 
 Kind = tuple[bool, ...]
-
-
-def in_a_graph() -> bool:
-    """Whether kernels launched now are captured for later replays instead of being run."""
-    initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return initialized and torch.cuda.is_current_stream_capturing()
 
 
 @contextmanager
