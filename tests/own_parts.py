@@ -1,4 +1,4 @@
-"""Polar maps, a sketch, range finders and a rule as a user would write them, and runs with the maps.
+"""Polar maps, a sketch, range finders and rules as a user would write them, and runs with the maps.
 
 The library knows nothing of these classes. tests/optim and tests/kernels train with them.
 """
@@ -19,6 +19,7 @@ import polarstep as ps
 from polarstep.maps import Draw, Finder, MapState, Polar, Traits, wide
 from polarstep.maps.full_space import lift_of
 from polarstep.maps.subspace import Basis, orthonormalize
+from polarstep.momentum import put
 
 # Two parameters share a shape, so that they are one batch. Rows are multiples of 16 bytes.
 SHAPES = [(12, 20), (12, 20), (20, 12), (2, 12, 16)]
@@ -233,6 +234,29 @@ class SecondMoment(ps.Transform):
 
     def resumes(self, carry: MapState, m: int, n: int) -> bool:
         return super().resumes(carry, m, n) and carry["second_moment"].shape[1:] == (m, n)
+
+
+@dataclass(frozen=True)
+class PerEntry(ps.Momentum):
+    """M divided by the root of a running mean of G², entry by entry."""
+
+    beta2: float = 0.9
+
+    entries = ("square",)
+
+    def step(
+        self,
+        group: dict[str, Any],
+        G: Tensor,
+        C: Tensor,
+        kept: dict[str, Tensor],
+        finite: Tensor | None = None,
+        *,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        M, v = super().step(group, G, C, kept, finite), kept["square"]
+        put(v, torch.lerp(G.to(v.dtype).square(), v, self.beta2), finite)
+        return torch.where(v > 0, M * v.rsqrt(), 0)
 
 
 @dataclass(frozen=True)

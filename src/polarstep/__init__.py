@@ -6,6 +6,7 @@ NewtonSchulz, Exact        polar maps in full space
 LowRank, Deflated          randomized polar maps; Deflated keeps the rest of M, too
 Auto                       a map for each shape
 Gaussian, Kaczmarz, Warm   how a randomized map finds its subspace
+Momentum                   how M is made of G; a base class for rules of your own
 NormalizedRows, Transform  changes of the update after the map
 routes, check              who updates what, inside any wrapper; what some steps did
 qk_clip                    a bound on attention logits, as in Kimi K2
@@ -19,6 +20,7 @@ from polarstep.certificate import Certificate, certify
 from polarstep.checkup import check, routes
 from polarstep.maps import Auto, Deflated, Exact, Finder, LowRank, NewtonSchulz, PolarMap, Warm
 from polarstep.maps.sketches import Gaussian, Kaczmarz, Sketch
+from polarstep.momentum import Momentum
 from polarstep.optimizer import Muon
 from polarstep.others import SGD, AdamW, Elementwise
 from polarstep.qk_clip import qk_clip
@@ -39,6 +41,7 @@ __all__ = [
     "Gaussian",
     "Kaczmarz",
     "LowRank",
+    "Momentum",
     "Muon",
     "NewtonSchulz",
     "NormalizedRows",

@@ -18,7 +18,7 @@ differently at the next step, nor do anything that may be done only once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -32,7 +32,7 @@ from polarstep.others import ELEMENTWISE
 from polarstep.ranks.collectives import has_ranks
 from polarstep.ranks.layout import is_sharded
 from polarstep.routing.anatomy import unwrapped
-from polarstep.state import SHAPED_AS_PARAMETER, State
+from polarstep.state import State, is_shaped_as_parameter
 
 __all__ = [
     "LOOKED_AT",
@@ -208,9 +208,12 @@ def check_state_shapes(group: Group, state: Mapping[Tensor, dict[str, Any]]) -> 
 def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: Group) -> None:
     """Raise for the first tensor in the state of ``p`` that has another shape than ``p``."""
     rule = ELEMENTWISE.get(group.get("algorithm", "muon"))
-    shaped = SHAPED_AS_PARAMETER if rule is None else (*rule.buffers, "rounding_error")
-    for key in shaped:
-        kept = of_parameter.get(key)
+    shaped: Callable[[str], bool] = is_shaped_as_parameter
+    if rule is not None:
+        shaped = (*rule.buffers, "rounding_error").__contains__
+    for key, kept in of_parameter.items():
+        if not shaped(key):
+            continue
         if kept is not None and getattr(kept, "shape", None) != p.shape:
             found = tuple(kept.shape) if isinstance(kept, Tensor) else type(kept).__name__
             raise ValueError(

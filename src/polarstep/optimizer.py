@@ -51,6 +51,7 @@ from polarstep.mistakes import (
     refuse_shared,
     unheld_params,
 )
+from polarstep.momentum import Momentum
 from polarstep.muon import step
 from polarstep.options import check_and_normalize, complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
@@ -95,6 +96,7 @@ class Muon(Checkpointed):
         lr: η. A group may have an ``lr_factor`` on it (:mod:`polarstep.rates`).
         momentum: β in [0, 1).
         nesterov: Nesterov (the default) or Polyak momentum.
+        momentum_rule: another way to make M (:class:`polarstep.Momentum`).
         polar: T; by default five PolarExpress steps in full space. ``"auto"`` is
             :class:`polarstep.Auto`, which chooses a map for each shape.
         weight_decay: λ, decoupled.
@@ -177,6 +179,7 @@ class Muon(Checkpointed):
         *,  # torch.optim.Muon has weight_decay here, and torch.optim.SGD momentum
         momentum: float = 0.95,
         nesterov: bool = True,
+        momentum_rule: Momentum = Momentum(),  # noqa: B008 — frozen
         polar: PolarMap | Literal["auto"] | None = None,
         weight_decay: float = 0.0,
         shape_scale: ShapeScale = "spectral",
@@ -200,6 +203,7 @@ class Muon(Checkpointed):
             "lr": lr,
             "momentum": momentum,
             "nesterov": nesterov,
+            "momentum_rule": momentum_rule,
             "polar": NewtonSchulz() if polar is None else polar,
             "weight_decay": weight_decay,
             "shape_scale": shape_scale,

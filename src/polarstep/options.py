@@ -27,6 +27,7 @@ from polarstep.checked_values import (
 from polarstep.groups import COUNTED, Group, Nonfinite, Rounding
 from polarstep.maps import Auto, PolarMap
 from polarstep.matrix import Layout
+from polarstep.momentum import Momentum
 from polarstep.others import ELEMENTWISE, RESERVED, WITHOUT_DECAY, defaults_of, options_of
 from polarstep.ranks.plans import check_plan
 from polarstep.rates import resolve_scale
@@ -161,7 +162,12 @@ def _check_and_normalize_muon(group: Group) -> None:
         raise TypeError(
             f"transform={transform!r}: expected None or a transform such as polarstep.NormalizedRows()"
         )
-    for option in ("polar", "transform"):
+    if not isinstance(group["momentum_rule"], Momentum):
+        raise TypeError(
+            f"momentum_rule={group['momentum_rule']!r}: expected a rule such as polarstep.Momentum(), "
+            "which is equation (1)'s; β is the option momentum"
+        )
+    for option in ("polar", "transform", "momentum_rule"):
         _check_hashable(option, group[option])
     resolve_scale(group["shape_scale"])
     if not is_integer(group["seed"]):

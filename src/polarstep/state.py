@@ -1,8 +1,9 @@
 """The state of a matrix: C in any precision, rounding errors, and what a polar map carries.
 
-:data:`ENTRIES` lists what the state of a parameter has beside the carries: what the map and the
-transform leave for the next step, with a row for each matrix of a block (:func:`entry`). Checkpoints,
-ranks and the check of resized parameters read that list.
+:data:`ENTRIES` lists what the state of a parameter has beside what its momentum rule keeps
+(:func:`kept_by_rule`), and beside the carries: what the map and the transform leave for the next step,
+with a row for each matrix of a block (:func:`entry`). Checkpoints, ranks and the check of resized
+parameters read that list.
 
 **Compensated rounding.** bfloat16 has eight bits, so an update below 1/512 of a weight is lost if X is
 rounded to the nearest number. With ``rounding="compensated"`` the state keeps the rounding error R::
@@ -29,13 +30,14 @@ from torch import Tensor
 
 from polarstep.groups import Group
 from polarstep.maps import MapState, PolarMap
+from polarstep.momentum import Momentum
 from polarstep.ranks.layout import Layout, is_sharded, local, wrapped
 
 __all__ = [
     "BLOCK",
     "ENTRIES",
     "KEPT_AS_MOMENTUM",
-    "SHAPED_AS_PARAMETER",
+    "OF_RULE",
     "Entry",
     "State",
     "add_compensated",
@@ -43,7 +45,9 @@ __all__ = [
     "check_blocks",
     "entry",
     "is_compensated",
+    "is_shaped_as_parameter",
     "keep_momentum",
+    "kept_by_rule",
     "momentum_dtype",
     "momentum_of",
     "name_of",
@@ -81,8 +85,26 @@ ENTRIES = {
     "rounding_error": Entry("R of compensated rounding", "parameter", "parameter"),
     "peak": Entry("the peak of C (polarstep.stale_momentum)", "matrices", "momentum"),
 }
-SHAPED_AS_PARAMETER = tuple(key for key, its in ENTRIES.items() if its.shape == "parameter")
 KEPT_AS_MOMENTUM = tuple(key for key, its in ENTRIES.items() if its.precision == "momentum")
+# What a momentum rule keeps beside C is under "momentum." and its name, shaped as the parameter.
+OF_RULE = "momentum"
+
+
+def is_shaped_as_parameter(key: str) -> bool:
+    """Whether the state of a matrix has a tensor of its shape under ``key``."""
+    return name_of(key) == OF_RULE or (key in ENTRIES and ENTRIES[key].shape == "parameter")
+
+
+def kept_by_rule(p: Tensor, of_parameter: dict[str, Any], rule: Momentum) -> dict[str, Tensor]:
+    """The tensors that ``rule`` keeps beside C, by name; zero for a parameter not updated yet."""
+    kept, dtype = {}, torch.promote_types(p.dtype, torch.float32)
+    for name in rule.entries:
+        key = f"{OF_RULE}.{name}"
+        if key not in of_parameter:
+            zeros = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+            of_parameter[key] = zeros
+        kept[name] = of_parameter[key]
+    return kept
 
 
 def is_compensated(group: Group, p: Tensor) -> bool:

@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, SecondMoment, same
+from tests.own_parts import (
+    FIRST_STEPS,
+    OWN,
+    SHAPES,
+    WITH_STATE,
+    PerEntry,
+    Run,
+    SecondMoment,
+    same,
+)
 
 import polarstep as ps
 
@@ -124,4 +133,15 @@ def test_a_transform_without_a_kernel_takes_the_plain_steps(device: torch.device
         for fused in (True, False)
     )
     assert sum(bucket.count for bucket in fused.optimizer._replayed.buckets.values()) == 5
+    assert close(fused, plain)
+
+
+def test_a_momentum_rule_without_a_kernel_takes_torchs_operations(device: torch.device) -> None:
+    """In one step with matrices whose momentum the kernels have."""
+    polar = ps.NewtonSchulz(3, "quintic")
+    fused, plain = (Run.of(polar, device, fused=fused) for fused in (True, False))
+    for run in (fused, plain):
+        run.optimizer.param_groups[0]["momentum_rule"] = PerEntry()
+        run.go(range(4))
+    assert sum(bucket.count for bucket in fused.optimizer._replayed.buckets.values()) == 2
     assert close(fused, plain)

@@ -1,22 +1,28 @@
-"""A rule with a second moment for each entry is one class: plain, in low precision, saved and skipped.
+"""A second moment for each entry, of T or of G, is one class: plain, in low precision, saved, skipped.
 
-tests/ranks/test_trajectories.py steps it on ranks, and tests/kernels/test_own_parts.py by kernels.
+tests/ranks/test_trajectories.py steps both on ranks, and tests/kernels/test_own_parts.py by kernels.
 """
 
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
-from tests.own_parts import SecondMoment
+from tests.own_parts import PerEntry, SecondMoment
 from tests.spectra import gaussian
+from torch import Tensor
 from torch.nn import Parameter
 
 import polarstep as ps
 
 POLAR = ps.NewtonSchulz(3, "quintic")
 STEPS = 4
+# The option of Muon, and where the state has the second moment.
+OF_T = ({"transform": SecondMoment()}, "second_moment")
+OF_G = ({"momentum_rule": PerEntry()}, "momentum.square")
+over_both = pytest.mark.parametrize(("rule", "key"), [OF_T, OF_G], ids=["of T", "of G"])
 
 
 def stepped(p: Parameter, optimizer: ps.Muon, steps: range, bad: int | None = None) -> None:
@@ -27,21 +33,36 @@ def stepped(p: Parameter, optimizer: ps.Muon, steps: range, bad: int | None = No
         optimizer.step()
 
 
+def update(rule: object, v: Tensor, G: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """What is applied, and the second moment after a step, as the classes say it in words."""
+    if isinstance(rule, SecondMoment):
+        T = POLAR(M)
+        v = 0.9 * v + 0.1 * T.square()
+        return T / (v.sqrt() + 1e-8), v
+    v = 0.9 * v + 0.1 * G.square()
+    return POLAR(M / v.sqrt()), v
+
+
+@over_both
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
-def test_it_steps_as_written(shape) -> None:
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_it_steps_as_written(rule: dict[str, Any], key: str, shape, nesterov: bool) -> None:
     p = Parameter(torch.zeros(shape, dtype=torch.float64))
     options = {"lr": 0.1, "momentum": 0.5, "shape_scale": "none", "weight_decay": 0.2}
-    stepped(p, ps.Muon([p], polar=POLAR, transform=SecondMoment(), **options), range(STEPS))
+    optimizer = ps.Muon([p], polar=POLAR, nesterov=nesterov, **rule, **options)
+    stepped(p, optimizer, range(STEPS))
     X, C, v = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
+    (written,) = rule.values()
     for k in range(STEPS):
         G = gaussian(*shape, seed=k)
         C = 0.5 * C + G
-        T = POLAR(G + 0.5 * C)
-        v = 0.9 * v + 0.1 * T.square()
-        X = (1 - 0.1 * 0.2) * X - 0.1 * T / (v.sqrt() + 1e-8)
+        U, v = update(written, v, G, G + 0.5 * C if nesterov else C)
+        X = (1 - 0.1 * 0.2) * X - 0.1 * U
     torch.testing.assert_close(p.detach(), X)
+    torch.testing.assert_close(optimizer.state[p][key].view(shape), v)
 
 
+@over_both
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
@@ -52,15 +73,18 @@ def test_it_steps_as_written(shape) -> None:
     ],
     ids=str,
 )
-def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(dtype, options) -> None:
+def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(
+    rule: dict[str, Any], key: str, dtype, options
+) -> None:
     ends = []
     for saved in (False, True):
         p = Parameter(torch.zeros(8, 128, dtype=dtype))
-        make = lambda p: ps.Muon(  # noqa: E731
-            [p], polar=POLAR, transform=SecondMoment(), nonfinite="skip", **options
-        )
+        make = lambda p: ps.Muon([p], polar=POLAR, nonfinite="skip", **rule, **options)  # noqa: E731
         optimizer = make(p)
-        stepped(p, optimizer, range(2), bad=1)
+        stepped(p, optimizer, range(1))
+        before = optimizer.state[p][key].clone()
+        stepped(p, optimizer, range(1, 2), bad=1)
+        assert torch.equal(optimizer.state[p][key], before)
         if saved:
             file = io.BytesIO()
             torch.save(optimizer.state_dict(), file)
@@ -68,9 +92,30 @@ def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(dtype, op
             optimizer = make(p)
             optimizer.load_state_dict(torch.load(file))
         stepped(p, optimizer, range(2, STEPS))
-        v = optimizer.state[p]["second_moment"]
+        v = optimizer.state[p][key]
         assert v.dtype == torch.promote_types(dtype, torch.float32)
-        assert bool(v.isfinite().all())
+        assert not torch.equal(v, before)
         assert bool(p.isfinite().all())
         ends.append((p.detach(), v))
     assert all(map(torch.equal, *ends))
+
+
+def test_a_rule_for_some_groups_and_a_resized_parameter() -> None:
+    p, q = (Parameter(torch.zeros(8, 12)) for _ in range(2))
+    optimizer = ps.Muon([{"params": [p], "momentum_rule": PerEntry()}, {"params": [q]}])
+    for _ in range(2):
+        p.grad = q.grad = gaussian(8, 12).float()
+        optimizer.step()
+    assert "momentum.square" in optimizer.state[p]
+    assert "momentum.square" not in optimizer.state[q]
+    p.data, p.grad = torch.zeros(9, 12), None
+    optimizer.state[p]["momentum_buffer"] = torch.zeros(9, 12)
+    with pytest.raises(ValueError, match=r"momentum.square of parameter 0 is \(8, 12\)"):
+        optimizer.step()
+
+
+def test_what_is_no_rule_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"momentum_rule=0\.9: expected a rule.*β is the option mom"
+    ):
+        ps.Muon([Parameter(torch.zeros(2, 2))], momentum_rule=0.9)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.own_parts import SecondMoment
+from tests.own_parts import PerEntry, SecondMoment
 from torch import Tensor, nn
 
 import polarstep as ps
@@ -57,6 +57,7 @@ MAPS: dict[str, dict[str, Any]] = {
     "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
     "second moment": {"transform": SecondMoment()},
+    "momentum of one's own": {"momentum_rule": PerEntry()},
 }
 # Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
 # a state, the norm of an update, and a step without a map or with two.

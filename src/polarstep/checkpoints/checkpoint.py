@@ -33,7 +33,7 @@ from polarstep.mistakes import check_shapes
 from polarstep.options import check_new_options, defaults_for, known_options
 from polarstep.others import ELEMENTWISE, check_buffers, counter_device
 from polarstep.ranks.collectives import has_ranks
-from polarstep.state import KEPT_AS_MOMENTUM, State, momentum_dtype, name_of, stored_dtype
+from polarstep.state import KEPT_AS_MOMENTUM, OF_RULE, State, momentum_dtype, name_of, stored_dtype
 from polarstep.transforms import NormalizedRows
 
 __all__ = ["Checkpointed"]
@@ -227,7 +227,7 @@ def _kept_as_saved(group: Group, p: Tensor, of_parameter: Mapping[str, Any]) -> 
         if momentum_dtype(p.dtype) == p.dtype:
             cast = (*ELEMENTWISE[group["algorithm"]].buffers, *cast)
         return [name for name in of_parameter if name not in cast]
-    wide = {*group["polar"].traits.wide_carries}
+    wide = {OF_RULE, *group["polar"].traits.wide_carries}
     if group["transform"] is not None:
         wide |= {*group["transform"].wide_carries}
     momentum = () if stored_dtype(group, p) == p.dtype else KEPT_AS_MOMENTUM

@@ -30,11 +30,12 @@ import torch
 
 from polarstep.maps import Finder, PolarMap
 from polarstep.maps.sketches import Sketch
+from polarstep.momentum import Momentum
 from polarstep.transforms import Transform
 
 __all__ = ["decoded", "decoded_group", "encoded", "encoded_group"]
 
-KINDS = (PolarMap, Finder, Sketch, Transform)
+KINDS = (PolarMap, Finder, Sketch, Transform, Momentum)
 PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)
 
 

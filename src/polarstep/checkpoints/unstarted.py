@@ -25,6 +25,7 @@ from polarstep.state import (
     entry,
     is_compensated,
     keep_momentum,
+    kept_by_rule,
     momentum_of,
     rounding_error,
     stored_dtype,
@@ -55,6 +56,7 @@ def _after_zeros(group: Group, p: Tensor) -> dict[str, Any]:
     found: dict[str, Any] = {}
     kept = stored_dtype(group, p)
     keep_momentum(momentum_of(p, found, kept), p, found, kept)
+    kept_by_rule(p, found, group["momentum_rule"])
     work = Work(group, [""], [p], [p], None, [view_of(group, p)])
     for signature, member in members_of(work, 0, {}):
         for name, X in carries.after_zeros(signature, signature.dtype).items():

@@ -23,6 +23,7 @@ from polarstep.context import in_a_graph
 from polarstep.groups import Group, view_of
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.matrix import MatrixView
+from polarstep.momentum import Momentum
 from polarstep.ops import ops_of
 from polarstep.ops.lazy import RowProduct, ScaledRows
 from polarstep.rates import corrected
@@ -60,6 +61,8 @@ def can_tabulate(group: Group, p: Tensor) -> bool:
         return False  # reading its value would wait for the device
     if is_compensated(group, p) or stored_dtype(group, p) != p.dtype:
         return False  # a kernel writes X and C in the precision of X
+    if type(group["momentum_rule"]) is not Momentum:
+        return False  # the kernel has the momentum of equation (1)
     view = view_of(group, p)
     return (
         p.numel() > 0

@@ -26,7 +26,16 @@ from polarstep.state import State, entry, momentum_of, recalled
 __all__ = ["ReplayPlan", "fill_tables", "goes_on", "gradients", "key_of", "still_lies"]
 
 # Options of a group that decide in which bucket its matrices are, or whether kernels can update them.
-OPTIONS = ("polar", "transform", "seed", "nesterov", "fused", "rounding", "momentum_dtype")
+OPTIONS = (
+    "polar",
+    "transform",
+    "seed",
+    "nesterov",
+    "momentum_rule",
+    "fused",
+    "rounding",
+    "momentum_dtype",
+)
 
 Shape = tuple[int, int, torch.device]
 

@@ -17,6 +17,7 @@ from polarstep.bucket import Parts, PartsOfT, TensorBucket
 from polarstep.gradients import Work
 from polarstep.groups import scale_of
 from polarstep.maps import Polar
+from polarstep.momentum import Momentum
 from polarstep.ops import ops_of
 from polarstep.ranks.layout import is_sharded, local, placed_like
 from polarstep.rates import at_assumed_norm
@@ -25,6 +26,7 @@ from polarstep.state import (
     add_compensated,
     is_compensated,
     keep_momentum,
+    kept_by_rule,
     momentum_dtype,
     momentum_of,
     rounding_error,
@@ -131,7 +133,6 @@ class ParameterUpdate:
         self._state, self._kept = state[self.p], stored_dtype(work.group, self.p)
         C = momentum_of(self.p, self._state, self._kept)
         self._X, self._G, self._C = map(self._here, (self.p, work.grads[index], C))
-        self._advanced = False
         self._M: Tensor | None = None  # this rank's part of M
         self.gathering: Gathering | None = None  # the whole of M, where every rank gathers it
         self._blocks: list[Tensor] | None = None  # the blocks of M
@@ -153,29 +154,21 @@ class ParameterUpdate:
         """Whether the parameter is in one bucket."""
         return len(self._T) == 1
 
-    def advance(self) -> None:
-        """``C ← βC + G``, at the first call only."""
-        if self._advanced:
-            return
-        self._advanced, beta = True, self.work.group["momentum"]
-        if self.finite is None:
-            torch.add(self._G, self._C, alpha=beta, out=self._C)  # one pass over memory
-        else:
-            new = torch.where(self.finite, beta * self._C + self._G, self._C)
-            self._C.copy_(new)
-        keep_momentum(self._C, self.p, self._state, self._kept)
-
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is one block, not C itself, and not sharded."""
-        made = self.work.group["nesterov"] and self.finite is None and self.view.in_turn
-        return made and self.has_one_block and not self._is_sharded
+        group = self.work.group
+        made = type(group["momentum_rule"]) is Momentum and group["nesterov"]
+        in_turn = self.view.in_turn and self._C.is_contiguous()
+        return (
+            made and in_turn and self.finite is None and self.has_one_block and not self._is_sharded
+        )
 
     def write_momentum(self, out: Tensor) -> None:
-        """Compute M in ``out``."""
-        self.advance()
-        beta = self.work.group["momentum"]
-        G, C = (each.reshape(out.shape) for each in (self._G, self._C))
-        torch.add(G, C, alpha=beta, out=out)
+        """``C ← βC + G``, and M in ``out``."""
+        group = self.work.group
+        G, C = self._G.reshape(out.shape), self._C.view(out.shape)
+        group["momentum_rule"].step(group, G, C, {}, out=out)
+        keep_momentum(self._C, self.p, self._state, self._kept)
 
     def momentum(self, block: int) -> Tensor:
         """M of a block, not to be written to: without Nesterov it is C itself."""
@@ -186,12 +179,16 @@ class ParameterUpdate:
         return self._blocks[block]
 
     def local_momentum(self) -> Tensor:
-        """This rank's part of M, not to be written to: without Nesterov it is C itself."""
+        """``C ← βC + G``, and this rank's part of M: not to be written to, as it may be C itself."""
         if self._M is None:
-            self.advance()
-            M = self._C.to(momentum_dtype(self.p.dtype))
-            if self.work.group["nesterov"]:
-                M = torch.add(self._G, self._C, alpha=self.work.group["momentum"])
+            group, C = self.work.group, self._C
+            rule: Momentum = group["momentum_rule"]
+            kept = kept_by_rule(self.p, self._state, rule)
+            kept = {name: self._here(X) for name, X in kept.items()}
+            M = rule.step(group, self._G, C, kept, self.finite)
+            keep_momentum(C, self.p, self._state, self._kept)
+            if M is C:
+                M = C.to(momentum_dtype(self.p.dtype))
             if self.finite is not None:
                 M = torch.where(self.finite, M, 0)  # T(0) = 0, so X stays
             self._M = M

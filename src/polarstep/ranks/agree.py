@@ -446,6 +446,7 @@ def all_finite(flags: Iterable[tuple[Tensor, Layout]]) -> None:
 OF_MUON = (
     "lr",
     "momentum",
+    "momentum_rule",
     "nesterov",
     "polar",
     "weight_decay",

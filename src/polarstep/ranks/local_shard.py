@@ -31,13 +31,14 @@ from polarstep.ranks.layout import (
 )
 from polarstep.state import (
     BLOCK,
-    SHAPED_AS_PARAMETER,
     State,
     carried_dtype,
     check_blocks,
     entry,
     is_compensated,
+    is_shaped_as_parameter,
     keep_momentum,
+    kept_by_rule,
     momentum_of,
     rounding_error,
     scale_as_sharded,
@@ -238,7 +239,7 @@ def _part_of(value: Any, p: Any, batch: bool) -> Any:
 def _joined(value: Any, p: Any, key: str, batch: bool) -> Any:
     if not isinstance(value, Tensor) or value.dim() == 0:
         return value
-    if value.shape == local(p).shape and key in SHAPED_AS_PARAMETER:
+    if value.shape == local(p).shape and is_shaped_as_parameter(key):
         return wrapped(value, p, p.placements, p.shape)
     if key == "momentum_scale" and p.shape[-1] % BLOCK == 0:
         return scale_as_sharded(value, p)
@@ -263,6 +264,7 @@ def _settle_empty(work: Work, index: int, state: State) -> None:
     p: Any = work.params[index]
     of_parameter, kept = state[p], stored_dtype(work.group, p)
     keep_momentum(momentum_of(p, of_parameter, kept), p, of_parameter, kept)
+    kept_by_rule(p, of_parameter, work.group["momentum_rule"])
     if is_compensated(work.group, p):
         rounding_error(p, of_parameter)
     for bucket, member in members_of(work, index, state):
