@@ -312,6 +312,7 @@ OWN: dict[str, ps.PolarMap] = {
 # Beside the maps of a user, those of the library that leave something for the next step.
 WITH_STATE: dict[str, ps.PolarMap] = {
     "warm": sketched(ps.Warm()),
+    "deflated": ps.Deflated(sketched(ps.Warm()), ps.NewtonSchulz(1, "flat")),
     **{name: polar for name, polar in OWN.items() if polar.traits.carries},
 }
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
-from tests.resuming import gone_on_beside
 from tests.spectra import SPECTRA, gaussian, matrix, operator_norm
 from torch import Tensor, nn
 
@@ -31,27 +29,7 @@ STEPS = {
 MAPS = {
     f"{head} {steps}": ps.Deflated(HEADS[head], STEPS[steps]) for head in HEADS for steps in STEPS
 }
-SHAPES = [(40, 56), (56, 40), (2, 40, 48), (44, 44)]  # the rest has more than 16 directions
-
 over_maps = pytest.mark.parametrize("polar", MAPS.values(), ids=MAPS.keys())
-
-
-def parameters(dtype=torch.float32):
-    return [nn.Parameter(gaussian(*shape, seed=i).to(dtype)) for i, shape in enumerate(SHAPES)]
-
-
-def set_gradients(params, step):
-    for i, p in enumerate(params):
-        p.grad = gaussian(*p.shape, seed=10 * step + i).to(p.dtype)
-
-
-def started(polar, steps=0, **options):
-    params = parameters()
-    optimizer = ps.Muon(params, lr=0.1, polar=polar, seed=3, **options)
-    for step in range(steps):
-        set_gradients(params, step)
-        optimizer.step()
-    return params, optimizer
 
 
 @over_maps
@@ -69,41 +47,6 @@ def test_it_trains(polar, dtype):
         optimizer.step()
         losses.append(loss.item())
     assert losses[-1] < 0.35 * losses[0]
-
-
-@over_maps
-@pytest.mark.parametrize("steps", [1, 5, 6])
-def test_a_run_resumes_bit_for_bit(polar, steps):
-    params, optimizer = started(polar, steps)
-    options = {"lr": 0.1, "polar": polar, "seed": 3}
-    copies = gone_on_beside(
-        params, optimizer, lambda these: these, set_gradients, range(steps, steps + 3), **options
-    )
-    assert all(map(torch.equal, params, copies))
-
-
-@pytest.mark.parametrize(
-    ("head", "carried"),
-    [("fresh", set()), ("kaczmarz", set()), ("warm", {"basis"})],
-)
-def test_the_state_is_what_the_head_carries(head, carried):
-    params, optimizer = started(MAPS[f"{head} flat"], 2)
-    for p in params:
-        assert optimizer.state[p].keys() == {"momentum_buffer"} | carried
-
-
-@over_maps
-def test_a_parameter_that_is_skipped_keeps_all_it_has(polar):
-    params, optimizer = started(polar, 4, nonfinite="skip")
-    before = copy.deepcopy([(p.detach(), dict(optimizer.state[p])) for p in params])
-    set_gradients(params, 4)
-    params[0].grad[0, 0] = float("nan")
-    optimizer.step()
-    for i, (p, (weights, state)) in enumerate(zip(params, before, strict=True)):
-        assert torch.equal(p, weights) == (i == 0)
-        for name in {"basis"} & state.keys():
-            assert torch.equal(optimizer.state[p][name], state[name]) == (i == 0)
-    assert all(torch.equal(optimizer.state[params[0]][k], v) for k, v in before[0][1].items())
 
 
 def zero_then_rank_one(m: int, n: int) -> Iterator[Tensor]:

@@ -39,15 +39,3 @@ def test_a_fresh_sketch_is_another_one_at_every_step(name: str) -> None:
     first, second, third = steps_taken(name, 3)
     for a, b in ((first, second), (second, third), (first, third)):
         assert (a - b).norm() > 1e-3 * a.norm()
-
-
-def test_a_rank_that_changes_between_steps_leaves_a_start_of_the_new_width() -> None:
-    W = Parameter(torch.zeros(12, 20, dtype=torch.float64))
-    optimizer = ps.Muon([W], polar=sketched(ps.Warm()))
-    for step, rank in enumerate((4, 6, 3)):
-        optimizer.param_groups[0]["polar"] = ps.LowRank(
-            rank, 2, sketch=ps.Warm(), always_sketch=True
-        )
-        W.grad = gaussian(12, 20, seed=step)
-        optimizer.step()
-        assert optimizer.state[W]["basis"].shape == (1, rank + 2, 20)

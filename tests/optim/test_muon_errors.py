@@ -265,20 +265,6 @@ def test_bad_options_between_steps_change_nothing(algorithm, option, value, mess
     assert str(([good, bad], optimizer.state)) == str(before)
 
 
-def test_a_list_of_splits_between_steps_is_as_good_as_a_tuple():
-    ends = []
-    for split in ([1, 3], (1, 3)):
-        W = Parameter(gaussian(4, 6).float())
-        optimizer = Muon([W])
-        W.grad = gaussian(4, 6, seed=1).float()
-        optimizer.step()
-        optimizer.param_groups[0]["split_sizes"] = split
-        optimizer.step()
-        ends.append(W.detach())
-    assert torch.equal(*ends)
-    assert "1×6 + 3×6" in str(optimizer.routes)
-
-
 def bad_gradients():
     yield (
         "another shape",
@@ -371,18 +357,6 @@ def test_momentum_that_cannot_be_the_parameters_is_refused(buffer):
     with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 is .*shape \(2, 3\)"):
         optimizer.load_state_dict(state)
     assert torch.equal(optimizer.state[W]["momentum_buffer"], before)
-
-
-def test_momentum_that_is_none_starts_anew():
-    W = torch.nn.Parameter(torch.zeros(2, 3))
-    optimizer = Muon([W])
-    W.grad = torch.ones(2, 3)
-    optimizer.step()
-    state = copy.deepcopy(optimizer.state_dict())
-    state["state"][0]["momentum_buffer"] = None
-    optimizer.load_state_dict(state)
-    optimizer.step()
-    assert torch.equal(optimizer.state[W]["momentum_buffer"], torch.ones(2, 3))
 
 
 def test_a_sketch_on_the_meta_device_says_what_is_missing():

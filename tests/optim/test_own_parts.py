@@ -15,6 +15,8 @@ from polarstep.maps import Draw, MapState, Polar, Traits
 
 over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
 over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())
+ALL = OWN | WITH_STATE
+over_all = pytest.mark.parametrize("polar", ALL.values(), ids=ALL.keys())
 LAST = len(SHAPES) - 1
 
 
@@ -50,7 +52,7 @@ def test_a_map_draws_by_seed_and_step(polar: ps.PolarMap) -> None:
         assert same(first.values(i), other.values(i)) != draws
 
 
-@over_own
+@over_all
 @pytest.mark.parametrize("steps", [1, FIRST_STEPS, 4])
 def test_a_run_goes_on_from_a_file_bit_for_bit(
     polar: ps.PolarMap, steps: int, tmp_path: Path
@@ -64,7 +66,7 @@ def test_a_run_goes_on_from_a_file_bit_for_bit(
         assert same(run.values(i), again.values(i))
 
 
-@over_own
+@over_all
 @pytest.mark.parametrize("bad", [0, 2, LAST], ids=["beside another", "alone", "own group"])
 def test_a_skipped_parameter_keeps_its_carry(polar: ps.PolarMap, bad: int) -> None:
     run = Run.of(polar, nonfinite="skip", weight_decay=0.1).go(range(FIRST_STEPS))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import inspect
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -160,31 +158,6 @@ def test_a_state_of_another_shape_is_refused() -> None:
         optimizer.step()
 
 
-def test_a_skipped_parameter_stays() -> None:
-    net = model()
-    optimizer = ps.muon_for(net, others=SignDescent(), nonfinite="skip")
-    train(net, optimizer, range(1))
-    before, moved = net.norm.bias.detach().clone(), net.norm.weight.detach().clone()
-    put_gradients(net, 1)
-    assert net.norm.bias.grad is not None
-    net.norm.bias.grad[2] = torch.nan
-    optimizer.step()
-    assert torch.equal(net.norm.bias, before)
-    assert not torch.equal(net.norm.weight, moved)
-    assert optimizer.state[net.norm.bias]["count"] == 1
-
-
-def test_copies_and_pickles_go_on_alike() -> None:
-    net = model()
-    optimizer = ps.muon_for(net, others=SignDescent())
-    train(net, optimizer, range(2))
-    twin, its = copy.deepcopy((net, optimizer))
-    train(net, optimizer, range(2, 4))
-    train(twin, its, range(2, 4))
-    for p, q in zip(net.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(p, q)
-
-
 def test_parameters_that_come_later_get_the_rule() -> None:
     """Frozen ones that are added, and vectors that the model did not have."""
     net = model()
@@ -195,26 +168,6 @@ def test_parameters_that_come_later_get_the_rule() -> None:
     optimizer.add_param_group({"params": [net.embedding.weight, late], "lr": 0.01})
     for group in optimizer.param_groups[-2:]:
         assert (group["algorithm"], group["lr"], group["lr_factor"]) == ("test-sign", 0.01, 0.5)
-
-
-def test_schedulers_change_its_rate() -> None:
-    net = model()
-    optimizer = ps.muon_for(net, 0.02, others=SignDescent(0.01))
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
-    train(net, optimizer, range(1))
-    scheduler.step()
-    rates = {group["lr"] * group["lr_factor"] for group in optimizer.param_groups}
-    assert rates == {0.01, 0.005}
-
-
-def test_a_compiled_step_is_the_same() -> None:
-    nets = [model(), model()]
-    for net, compiled in zip(nets, (False, True), strict=True):
-        optimizer = ps.muon_for(net, others=SignDescent())
-        put_gradients(net, 0)
-        (torch.compile(optimizer.step, backend="eager") if compiled else optimizer.step)()
-    for p, q in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
-        assert torch.equal(p, q)
 
 
 def grouped(**options: Any) -> ps.Muon:
@@ -235,13 +188,6 @@ def grouped(**options: Any) -> ps.Muon:
 def test_options_are_checked_as_those_of_adamw(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         grouped(**options)
-
-
-def test_an_option_that_is_written_between_steps_is_checked() -> None:
-    optimizer = grouped()
-    optimizer.param_groups[0]["beta"] = 2.0
-    with pytest.raises(ValueError, match=r"beta=2\.0"):
-        optimizer.step()
 
 
 @pytest.mark.parametrize("given", [SignDescent, "sgd", torch.optim.AdamW], ids=str)
@@ -385,13 +331,6 @@ def test_a_new_tensor_in_a_state_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(SignDescent, "update", staticmethod(update))
     with pytest.raises(ValueError, match=r"at 'average' of a state.*state\['average'\]\.copy_"):
         grouped().step()
-
-
-def test_adamw_and_sgd_are_ordinary_rules() -> None:
-    for kind in (ps.AdamW, ps.SGD):
-        assert issubclass(kind, ps.Elementwise)
-        assert ELEMENTWISE[kind.algorithm] is kind
-    assert inspect.isabstract(ps.Elementwise)
 
 
 LAYER = nn.Linear(30, 30)

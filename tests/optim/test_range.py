@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import pickle
 from typing import Any
@@ -103,38 +102,6 @@ def test_momentum_of_float16_parameters_survives_a_checkpoint(tmp_path) -> None:
                 p.grad = G.clone()
             again.step()
         assert torch.equal(params[0].detach(), whole)
-
-
-def test_a_checkpoint_with_float16_momentum_still_loads() -> None:
-    """As versions that kept C in the parameter's precision wrote it."""
-    steps = gradients(12, 1.0, torch.float16)
-    X, optimizer, _ = trained(steps[:6], torch.float16)
-    old = copy.deepcopy(optimizer.state_dict())
-    for of_parameter in old["state"].values():
-        of_parameter["momentum_buffer"] = of_parameter["momentum_buffer"].half()
-    params = [torch.nn.Parameter(X.clone()) for _ in range(2)]
-    again = ps.Muon(params, lr=1e-3)
-    again.load_state_dict(old)
-    for G in steps[6:]:
-        params[0].grad = params[1].grad = G
-        again.step()
-    assert again.state[params[0]]["momentum_buffer"].dtype == torch.float32
-    whole, *_ = trained(steps, torch.float16)
-    assert (params[0].detach() - whole).norm() < 1e-2 * whole.norm()
-
-
-def test_hooks_of_the_user_change_what_is_loaded() -> None:
-    steps = gradients(4, 1.0, torch.float16)
-    _, optimizer, _ = trained(steps, torch.float16)
-    params = [torch.nn.Parameter(torch.zeros(12, 20).half()) for _ in range(2)]
-    again = ps.Muon(params, lr=1e-3)
-
-    def without_state(_: Any, given: dict[str, Any]) -> dict[str, Any]:
-        return given | {"state": {}}
-
-    again.register_load_state_dict_pre_hook(without_state)
-    again.load_state_dict(optimizer.state_dict())
-    assert not again.state[params[0]]
 
 
 @over_solvers(scale_invariant=True)

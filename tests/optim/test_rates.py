@@ -274,19 +274,6 @@ def test_a_smaller_rate_is_smaller_for_everything():
         torch.testing.assert_close(far, 10 * near, rtol=1e-3, atol=0)
 
 
-def test_a_rate_in_a_tensor_is_the_same_rate():
-    torch.manual_seed(0)
-    expected = Classifier()
-    trained(muon_for(expected, 0.02), expected, range(3))
-    model = Classifier()
-    rate = torch.tensor(0.02)
-    optimizer = muon_for(model, rate)
-    trained(optimizer, model, range(3))
-    assert all(group["lr"] is rate for group in optimizer.param_groups)
-    for p, q in zip(model.parameters(), expected.parameters(), strict=True):
-        torch.testing.assert_close(p, q)
-
-
 def test_a_rate_in_a_tensor_is_multiplied_on_its_device():
     """On meta, where a number cannot be read."""
     rate = torch.tensor(0.02, device="meta")

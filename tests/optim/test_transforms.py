@@ -222,15 +222,3 @@ def test_what_is_no_transform_is_refused() -> None:
         ps.Muon([Parameter(torch.zeros(2, 2))], transform="rows")
     with pytest.raises(ValueError, match=r"beta2=1: expected 0 ≤ beta2 < 1"):
         ps.NormalizedRows(1)
-
-
-def test_a_group_of_before_transforms_loads() -> None:
-    W = Parameter(torch.zeros(8, 12))
-    optimizer = ps.Muon([W])
-    W.grad = torch.ones(8, 12)
-    optimizer.step()
-    state = optimizer.state_dict()
-    del state["param_groups"][0]["transform"]
-    optimizer.load_state_dict(state)
-    optimizer.step()
-    assert optimizer.param_groups[0]["transform"] is None

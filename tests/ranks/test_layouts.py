@@ -60,6 +60,16 @@ def placement(plan: str) -> tuple[Any, ...]:
 # Experts, which lie on their ranks as whole matrices
 
 
+def refused_shard() -> str:
+    return raised(lambda: ps.NewtonSchulz()(matrix("W", Shard(0)).detach()))
+
+
+def test_a_polar_map_refuses_shards(two) -> None:
+    """Some of its operations would be lost on them without a word."""
+    for message in two(refused_shard):
+        assert "expected a whole matrix, got a DTensor; call M.full_tensor()" in message
+
+
 def experts(plan: str, missing: bool, options: dict[str, Any]) -> tuple[float, str]:
     twins = Twins([EXPERTS], Shard(0), plan=plan, **options)
     first = -(-EXPERTS[0] // dist.get_world_size())  # the first rank's experts

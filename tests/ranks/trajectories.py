@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.own_parts import PerEntry, SecondMoment
+from tests.own_parts import PerEntry, SecondMoment, SignDescent
 from torch import Tensor, nn
 
 import polarstep as ps
@@ -58,6 +58,8 @@ MAPS: dict[str, dict[str, Any]] = {
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
     "second moment": {"transform": SecondMoment()},
     "momentum of one's own": {"momentum_rule": PerEntry()},
+    "SGD": {"algorithm": "sgd", "lr": 0.1},
+    "a rule of one's own": {"algorithm": SignDescent.algorithm, "lr": 0.01},
 }
 # Where one rank has the whole matrix it applies any map as one process does. What is left to differ is
 # a state, the norm of an update, and a step without a map or with two.
