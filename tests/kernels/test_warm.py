@@ -116,6 +116,22 @@ def test_a_wide_basis_is_not_made_by_halves_of_products(
     assert torch.linalg.matrix_norm(halves.double(), 2) < 1.01
 
 
+@pytest.mark.parametrize("towers", [1, 8])
+def test_a_few_directions_that_tower_take_no_step_from_the_others(
+    device: torch.device, towers: int
+) -> None:
+    """Rows of the basis that are left short would hold a part of the towers, which the rest then has."""
+    sigma = torch.where(torch.arange(96) < towers, 1.0, 1e-3).double()
+    M = with_singular_values(sigma, 96, 96, 5)[None]
+    polar = ps.Deflated(replace(POLAR, rank=28))
+    carry, g = MapState(), rng.generator("warm", device=device)
+    numbers = polar.numbers(96, 96, g)
+    for _ in range(4):
+        polar_of_M, carry = polar.step(M.float().to(device), carry, Draw(numbers))
+        gamma = 1 - (M * polar_of_M.dense.double().cpu()).sum() / sigma.sum()
+        assert gamma < 0.15
+
+
 SPECTRA = {
     "k^-0.5": lambda k: k**-0.5,
     "k^-1": lambda k: 1 / k,

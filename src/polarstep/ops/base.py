@@ -291,11 +291,12 @@ class Products:
         return False
 
     def whitened_basis(
-        self, Y: Tensor, polynomials: tuple[Polynomial, ...]
+        self, Y: Tensor, runs: tuple[tuple[Polynomial, ...], ...]
     ) -> tuple[Tensor, Tensor]:
         """Orthonormal rows Q that span ``Y``'s (batch, ℓ, m), in Y's precision and in float16.
 
-        ``polynomials`` lift all singular values of Y/‖Y‖_F that are not negligible to one.
+        ``runs`` of polynomials, the first of one alone, lift all singular values of Y/‖Y‖_F that are not
+        negligible to one. The Gram matrix is formed before each run.
         """
         raise AssertionError("whitens() says that this device has no such operation")
 

@@ -244,15 +244,18 @@ class _Kernels(Products):
         return product(G, G, alpha=c, D=G, beta=b, identity=a, symmetric=True, by_trace=True)
 
     def whitened_basis(
-        self, Y: Tensor, polynomials: tuple[Polynomial, ...]
+        self, Y: Tensor, runs: tuple[tuple[Polynomial, ...], ...]
     ) -> tuple[Tensor, Tensor]:
         """Rows Q = WX, stored in two precisions by one launch.
 
         Where W₂Q is needed next, (W₂W)X would save a launch. But entries of W₂W reach hundreds,
         where float16 rounds by tenths: ν was 0.06 on recorded momentum.
         """
-        X = self.first_step(Y, polynomials[0], _in_halves(Y.dtype))
-        W = self._accumulated_whole(self.symmetric(X, X), polynomials[1:])
+        (first,), *between, last = runs
+        X = self.first_step(Y, first, _in_halves(Y.dtype))
+        for run in between:
+            X = self.apply(self._accumulated_whole(self.symmetric(X, X), run), X, X.dtype)
+        W = self._accumulated_whole(self.symmetric(X, X), last)
         Q = torch.empty_like(Y)
         return Q, product_and_blend(W, X, Q, X.dtype)
 
