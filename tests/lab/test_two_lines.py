@@ -15,7 +15,7 @@ import torch
 def study(monkeypatch):
     """The study with one tiny family, of text in which most tokens follow from the one before."""
     study, families = (
-        importlib.import_module("polarstep_lab.studies.two_lines.__main__"),
+        importlib.import_module("polarstep_lab.studies.two_lines.runs"),
         importlib.import_module("polarstep_lab.studies.two_lines.families"),
     )
     models = importlib.import_module("polarstep_lab.studies.two_lines.models")
@@ -187,7 +187,7 @@ def test_it_needs_torch_and_numpy_alone():
 import sys
 for name in ("typer", "rich", "pydantic", "pandas", "scipy", "optuna", "jinja2"):
     sys.modules[name] = None
-import polarstep_lab.studies.two_lines.__main__ as study
+import polarstep_lab.studies.two_lines.runs as study
 from polarstep_lab.studies.two_lines.families import FAMILIES
 from polarstep_lab.studies.two_lines.methods import METHODS
 from polarstep_lab.records.environment import source_of_packages
@@ -195,3 +195,15 @@ model = FAMILIES["gpt2"]
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_workers_make_the_runs_of_a_command(tmp_path):
+    text = bytes(range(32, 96)) * 800
+    for name in ("tinyshakespeare.txt", "mobydick.txt"):
+        (tmp_path / name).write_bytes(text)
+    out = tmp_path / "runs.jsonl"
+    command = [sys.executable, "-m", "polarstep_lab.studies.two_lines", "--data", str(tmp_path)]
+    command += ["--out", str(out), "--device", "cpu", "--workers", "2", "--steps", "2"]
+    subprocess.run([*command, "lstm:default::0", "lstm:default::1"], check=True, timeout=300)
+    found = [json.loads(line)["config"] for line in out.read_text().splitlines()]
+    assert sorted(config["seed"] for config in found) == [0, 1]
