@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.conftest import LONGEST
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKFLOWS = {path.stem: path for path in (ROOT / ".github" / "workflows").glob("*.yml")}
@@ -67,3 +68,7 @@ def test_the_demo_installs_the_experiments_alone() -> None:
     extras = PROJECT["project"]["optional-dependencies"]
     (everything,) = re.findall(r"^\$\(STAMP\):.*\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
     assert set(re.findall(r"\[(.*?)\]", everything)[0].split(",")) == set(extras)
+
+
+def test_files_whose_tests_begin_first_are_there() -> None:
+    assert [name for name in LONGEST if not (ROOT / "tests" / name).exists()] == []

@@ -263,6 +263,9 @@ def _check_keys(group: Group, muon_defaults: Group) -> None:
         hint = f"did you mean {close[0]!r}? " if close else ""
         if key in REMEDIES:
             hint = f"{REMEDIES[key]}; "
+        elif key in others:
+            has = ", ".join(rule for rule in ELEMENTWISE if key in options_of(ELEMENTWISE[rule]))
+            hint = f"it is an option of {has or 'muon'}; "
         if key in others or hint:
             raise ValueError(
                 f"option {key!r} in a group with algorithm={algorithm!r}: {hint}"
