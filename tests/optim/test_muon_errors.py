@@ -124,7 +124,10 @@ def test_bad_parameters(params, error, message):
     ("group", "message"),
     [
         ({"algorithm": "adam"}, r"algorithm='adam': expected one of muon, adamw, sgd"),
-        ({"betas": (0.9, 0.99)}, r"option 'betas' in a group with .*'muon': it is an option of adamw"),
+        (
+            {"betas": (0.9, 0.99)},
+            r"option 'betas' in a group with .*'muon': it is an option of adamw",
+        ),
         ({"momentun": 0.9}, r"option 'momentun'.*did you mean 'momentum'\?"),
         ({"learning_rate": 0.1}, r"option 'learning_rate'.*: give lr; expected some of"),
         ({"wd": 0.1}, r"option 'wd'.*: give weight_decay;"),
@@ -142,7 +145,10 @@ def test_bad_parameters(params, error, message):
             r'use_muon=False in a group.*\'muon\'.*give "algorithm".*"adamw" for',
         ),
         ({"algorithm": "adamw", "use_muon": True}, r"use_muon=True in a group.*'adamw'"),
-        ({"algorithm": "adamw", "polar": Exact()}, r"'polar' in .*'adamw': it is an option of muon;"),
+        (
+            {"algorithm": "adamw", "polar": Exact()},
+            r"'polar' in .*'adamw': it is an option of muon;",
+        ),
         ({"algorithm": "adamw", "betas": (0.9, 1.0)}, r"betas=.*expected two numbers in \[0, 1\)"),
         ({"algorithm": "adamw", "lr": -1}, r"lr=-1: expected a finite number ≥ 0.* 3e-4 for AdamW"),
         ({"algorithm": "adamw", "nonfinite": "no"}, r"nonfinite='no': expected one of"),

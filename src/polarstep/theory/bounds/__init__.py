@@ -35,7 +35,6 @@ from polarstep.theory.bounds.convergence import (
 from polarstep.theory.bounds.deflated import (
     expected_lifted_gamma,
     ideal_deflated_gamma,
-    lifted_gamma,
     lifted_nu,
     longest_deflated_step,
 )
@@ -71,7 +70,6 @@ __all__ = [
     "ideal_deflated_gamma",
     "inexact_polar_bound",
     "initial_bias_bound",
-    "lifted_gamma",
     "lifted_nu",
     "longest_deflated_step",
     "martingale_bound",

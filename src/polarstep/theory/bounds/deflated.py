@@ -20,15 +20,13 @@ unit vector v, vᵀq(s²Y)v ≥ q̂(s²·vᵀYv), and so
     ⟨M, T⟩ ≥ s·Σbᵢ·q̂(s²(1 + ωᵢ)) + (s/δ)·Σrⱼ²·q̂(s²(rⱼ²/δ² + ζⱼ))                                   (2)
 
 with the overlaps ωᵢ = ‖Rvᵢ‖²/δ² and ζⱼ = ‖Zdⱼ‖². Both are zero where Q spans singular vectors of M.
-:func:`lifted_gamma` is (2) for a given Q, and :func:`expected_lifted_gamma` its mean over Gaussian
-sketches, from the spectrum of M.
+:func:`expected_lifted_gamma` bounds the mean of (2) over Gaussian sketches, from the spectrum of M.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -40,7 +38,6 @@ from polarstep.maps.deflated import (
     MARGIN_OF_SCALE,
     TOLERATED_VALUE,
     norm_floor,
-    rest_size,
     tolerant_scale,
 )
 from polarstep.numerics import SIGNS, norm_products
@@ -50,7 +47,6 @@ from polarstep.theory.bounds.polar_maps import sketched_rest_bound
 __all__ = [
     "expected_lifted_gamma",
     "ideal_deflated_gamma",
-    "lifted_gamma",
     "lifted_nu",
     "longest_deflated_step",
 ]
@@ -112,70 +108,6 @@ def ideal_deflated_gamma(
     kept = (tail * polynomials_of.evaluate(polynomials, scale * x)).sum(-1)
     at_head = polynomials_of.evaluate(polynomials, scale * torch.ones_like(largest))
     return 1 - (at_head[..., 0] * head.sum(-1) + kept) / sigma.sum(-1)
-
-
-def lifted_gamma(
-    M: Tensor,
-    Q: Tensor,
-    polynomials: Polynomials,
-    delta: Tensor | float | None = None,
-    *,
-    scale: Tensor | float | None = None,
-) -> Tensor:
-    """A bound on γ of T = p(s·X₀) for given M and Q: inequality (2), divided by ‖M‖_*.
-
-    It holds for every Q with orthonormal columns, every δ > 0 and s > 0. q̂ is the lower convex hull of
-    q on [0, s²‖X₀‖²_op]. Without overlap, and where q is convex, the bound is the γ of
-    :func:`ideal_deflated_gamma`.
-
-    It takes four SVDs in float64, for studies and tests. In a running step measuring ⟨M, T⟩ costs less.
-    The bound also shows how much of γ can come from the overlap.
-
-    >>> M = torch.diag(torch.tensor([10.0, 0.5, 0.4]))
-    >>> Q = torch.tensor([[1.0], [0.0], [0.0]])
-    >>> round(float(lifted_gamma(M, Q, [(1.5, -0.5)], 0.5)), 4)
-    0.0021
-
-    Args:
-        M: matrices of shape (..., m, n).
-        Q: (..., m, ℓ) with orthonormal columns.
-        polynomials: the steps; p is their composition.
-        delta: δ, by default from :func:`polarstep.maps.deflated.rest_size`.
-        scale: s, by default 1/‖X₀‖_op.
-    """
-    steps = polynomials_of.validated(polynomials)
-    M, Q = M.detach().to(torch.float64), Q.detach().to(torch.float64)
-    _check_basis(M, Q)
-    sigma = check.spectrum(torch.linalg.svdvals(M))
-    B = Q.mT @ M
-    R = M - Q @ B
-    U, b, V = torch.linalg.svd(B, full_matrices=False)
-    r, D = torch.linalg.svd(R, full_matrices=False)[1:]
-    Z = U @ V
-    if delta is None:
-        eps = torch.finfo(torch.float64).eps
-        left, factor, floor = rest_size(min(M.shape[-2:]), Q.shape[-1], eps)
-        energy = torch.maximum(r.square().sum(-1), floor * sigma.square().sum(-1))
-        divisor = factor * (energy / left).sqrt()
-    else:
-        divisor = check.positive_each("delta", delta, sigma, DELTA).expand(M.shape[:-2])
-    norm = torch.linalg.matrix_norm(Q @ Z + R / divisor[..., None, None], 2)
-    s = 1 / norm if scale is None else check.positive_each("scale", scale, sigma, SCALE)
-    s = s.expand(norm.shape)
-    size = divisor[..., None]
-    at_head = 1 + (R @ V.mT).square().sum(-2) / size.square()
-    at_rest = (r / size).square() + (Z @ D.mT).square().sum(-2)
-    at = s[..., None].square() * torch.cat([at_head, at_rest], -1)
-    q = torch.stack(
-        [
-            _convex_part(steps, points, float(reach))
-            for points, reach in zip(
-                at.reshape(-1, at.shape[-1]), (s * norm).flatten(), strict=True
-            )
-        ]
-    ).reshape(at.shape)
-    kept = (torch.cat([b, r.square() / size], -1) * q).sum(-1)
-    return 1 - s * kept / sigma.sum(-1)
 
 
 def expected_lifted_gamma(
@@ -319,7 +251,7 @@ def longest_deflated_step(
     return 1 + lifted_nu(polynomials, reach)
 
 
-# The polynomial: its slope q, a simple bound below it, and a convex one
+# The polynomial: its slope q, and a simple bound below it
 
 
 def _slope(steps: Polynomials, y: Tensor) -> Tensor:
@@ -345,28 +277,6 @@ def _floors(steps: Polynomials, reach: float) -> tuple[Tensor, Tensor]:
     return a, (needed - a[:, None] * y).amax(-1)
 
 
-def _convex_part(steps: tuple[Polynomial, ...], at: Tensor, reach: float) -> Tensor:
-    """The lower convex hull of q on [0, reach²], at points there."""
-    # Rounded up, so that matrices with the same reach but for rounding share a hull.
-    knots, values = _hull(steps, math.ceil(reach * 2**32) / 2**32).to(at.device)
-    right = torch.searchsorted(knots, at).clamp(1, len(knots) - 1)
-    part = (at - knots[right - 1]) / (knots[right] - knots[right - 1])
-    return torch.lerp(values[right - 1], values[right], part.clamp(0, 1))
-
-
-@lru_cache(maxsize=64)
-def _hull(steps: tuple[Polynomial, ...], reach: float) -> Tensor:
-    """The corners of the lower convex hull of q on [0, reach²]: a row of y, and a row of values."""
-    y = _grid(reach)
-    lowered = _below(lambda at: _slope(steps, at), y)
-    hull: list[tuple[float, float]] = []
-    for point in zip(y.tolist(), lowered.tolist(), strict=True):
-        while len(hull) > 1 and _is_above(hull[-1], hull[-2], point):
-            hull.pop()
-        hull.append(point)
-    return torch.tensor(hull, dtype=torch.float64, device="cpu").T.contiguous()
-
-
 def _grid(reach: float) -> Tensor:
     """y = x² for equally spaced x: p is steepest at zero."""
     return torch.linspace(0, reach, GRID, dtype=torch.float64, device="cpu").square()
@@ -382,28 +292,6 @@ def _below(function: Callable[[Tensor], Tensor], y: Tensor) -> Tensor:
     room = 2 * (line - function((y[1:] + y[:-1]) / 2)).clamp_min(0)
     none = room.new_zeros(1)
     return value - torch.maximum(torch.cat([room, none]), torch.cat([none, room]))
-
-
-def _is_above(
-    middle: tuple[float, float], left: tuple[float, float], right: tuple[float, float]
-) -> bool:
-    """Whether the middle point lies on the line between the others, or above it."""
-    rise = (middle[1] - left[1]) * (right[0] - left[0])
-    return rise >= (right[1] - left[1]) * (middle[0] - left[0])
-
-
-def _check_basis(M: Tensor, Q: Tensor) -> None:
-    if M.shape[:-1] != Q.shape[:-1]:
-        raise ValueError(
-            f"Q has shape {tuple(Q.shape)} and M {tuple(M.shape)}: expected (..., m, ℓ) for an M of "
-            "shape (..., m, n)"
-        )
-    error = Q.mT @ Q - torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
-    if not float(error.abs().max()) < 1e-6:
-        raise ValueError(
-            f"QᵀQ is {float(error.abs().max()):.1g} from I: expected orthonormal columns, as of "
-            "torch.linalg.qr(Q).Q"
-        )
 
 
 def _check_within_one(reach: Tensor) -> None:
