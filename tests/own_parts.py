@@ -316,6 +316,14 @@ WITH_STATE: dict[str, ps.PolarMap] = {
     **{name: polar for name, polar in OWN.items() if polar.traits.carries},
 }
 
+# Transforms and momentum rules, each as options of Muon. tests/optim/test_second_moment.py steps them
+# alone, tests/ranks/test_trajectories.py on ranks, and tests/kernels/test_own_parts.py by kernels.
+RULES: dict[str, dict[str, Any]] = {
+    "rows": {"transform": ps.NormalizedRows()},
+    "second moment of T": {"transform": SecondMoment()},
+    "second moment of G": {"momentum_rule": PerEntry()},
+}
+
 
 @dataclass
 class Run:

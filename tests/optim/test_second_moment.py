@@ -1,7 +1,4 @@
-"""A second moment for each entry, of T or of G, is one class: plain, in low precision, saved, skipped.
-
-tests/ranks/test_trajectories.py steps both on ranks, and tests/kernels/test_own_parts.py by kernels.
-"""
+"""Transforms and momentum rules, each one class: as written, in low precision, saved and skipped."""
 
 from __future__ import annotations
 
@@ -10,19 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.own_parts import PerEntry, SecondMoment
+from tests.own_parts import RULES, PerEntry, SecondMoment
 from tests.spectra import gaussian
 from torch import Tensor
 from torch.nn import Parameter
 
 import polarstep as ps
+from polarstep.state import ENTRIES
 
 POLAR = ps.NewtonSchulz(3, "quintic")
 STEPS = 4
-# The option of Muon, and where the state has the second moment.
-OF_T = ({"transform": SecondMoment()}, "second_moment")
-OF_G = ({"momentum_rule": PerEntry()}, "momentum.square")
-over_both = pytest.mark.parametrize(("rule", "key"), [OF_T, OF_G], ids=["of T", "of G"])
 
 
 def stepped(p: Parameter, optimizer: ps.Muon, steps: range, bad: int | None = None) -> None:
@@ -33,36 +27,47 @@ def stepped(p: Parameter, optimizer: ps.Muon, steps: range, bad: int | None = No
         optimizer.step()
 
 
-def update(rule: object, v: Tensor, G: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
-    """What is applied, and the second moment after a step, as the classes say it in words."""
-    if isinstance(rule, SecondMoment):
-        T = POLAR(M)
-        v = 0.9 * v + 0.1 * T.square()
-        return T / (v.sqrt() + 1e-8), v
+def kept(p: Parameter, optimizer: ps.Muon) -> Tensor:
+    """What the rule keeps of ``p`` beside the momentum."""
+    (found,) = (X for key, X in optimizer.state[p].items() if key not in ENTRIES)
+    return found
+
+
+def of_T(v: Tensor, G: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
+    """The update and the second moment after a step."""
+    T = POLAR(M)
+    v = 0.9 * v + 0.1 * T.square()
+    return T / (v.sqrt() + 1e-8), v
+
+
+def of_G(v: Tensor, G: Tensor, M: Tensor) -> tuple[Tensor, Tensor]:
     v = 0.9 * v + 0.1 * G.square()
     return POLAR(M / v.sqrt()), v
 
 
-@over_both
+@pytest.mark.parametrize(
+    ("rule", "update"),
+    [({"transform": SecondMoment()}, of_T), ({"momentum_rule": PerEntry()}, of_G)],
+    ids=["of T", "of G"],
+)
 @pytest.mark.parametrize("shape", [(8, 12), (12, 8)])
 @pytest.mark.parametrize("nesterov", [True, False])
-def test_it_steps_as_written(rule: dict[str, Any], key: str, shape, nesterov: bool) -> None:
+def test_it_steps_as_written(rule: dict[str, Any], update, shape, nesterov: bool) -> None:
     p = Parameter(torch.zeros(shape, dtype=torch.float64))
     options = {"lr": 0.1, "momentum": 0.5, "shape_scale": "none", "weight_decay": 0.2}
     optimizer = ps.Muon([p], polar=POLAR, nesterov=nesterov, **rule, **options)
     stepped(p, optimizer, range(STEPS))
     X, C, v = (torch.zeros(shape, dtype=torch.float64) for _ in range(3))
-    (written,) = rule.values()
     for k in range(STEPS):
         G = gaussian(*shape, seed=k)
         C = 0.5 * C + G
-        U, v = update(written, v, G, G + 0.5 * C if nesterov else C)
+        U, v = update(v, G, G + 0.5 * C if nesterov else C)
         X = (1 - 0.1 * 0.2) * X - 0.1 * U
     torch.testing.assert_close(p.detach(), X)
-    torch.testing.assert_close(optimizer.state[p][key].view(shape), v)
+    torch.testing.assert_close(kept(p, optimizer).view(shape), v)
 
 
-@over_both
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize(
     ("dtype", "options"),
     [
@@ -74,7 +79,7 @@ def test_it_steps_as_written(rule: dict[str, Any], key: str, shape, nesterov: bo
     ids=str,
 )
 def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(
-    rule: dict[str, Any], key: str, dtype, options
+    rule: dict[str, Any], dtype, options
 ) -> None:
     ends = []
     for saved in (False, True):
@@ -82,9 +87,9 @@ def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(
         make = lambda p: ps.Muon([p], polar=POLAR, nonfinite="skip", **rule, **options)  # noqa: E731
         optimizer = make(p)
         stepped(p, optimizer, range(1))
-        before = optimizer.state[p][key].clone()
+        before = kept(p, optimizer).clone()
         stepped(p, optimizer, range(1, 2), bad=1)
-        assert torch.equal(optimizer.state[p][key], before)
+        assert torch.equal(kept(p, optimizer), before)
         if saved:
             file = io.BytesIO()
             torch.save(optimizer.state_dict(), file)
@@ -92,7 +97,7 @@ def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(
             optimizer = make(p)
             optimizer.load_state_dict(torch.load(file))
         stepped(p, optimizer, range(2, STEPS))
-        v = optimizer.state[p][key]
+        v = kept(p, optimizer)
         assert v.dtype == torch.promote_types(dtype, torch.float32)
         assert not torch.equal(v, before)
         assert bool(p.isfinite().all())
@@ -100,7 +105,7 @@ def test_a_run_goes_on_from_a_file_bit_for_bit_and_skips_bad_gradients(
     assert all(map(torch.equal, *ends))
 
 
-def test_a_rule_for_some_groups_and_a_resized_parameter() -> None:
+def test_a_momentum_rule_for_some_groups_and_a_resized_parameter() -> None:
     p, q = (Parameter(torch.zeros(8, 12)) for _ in range(2))
     optimizer = ps.Muon([{"params": [p], "momentum_rule": PerEntry()}, {"params": [q]}])
     for _ in range(2):
@@ -114,7 +119,7 @@ def test_a_rule_for_some_groups_and_a_resized_parameter() -> None:
         optimizer.step()
 
 
-def test_what_is_no_rule_is_refused() -> None:
+def test_what_is_no_momentum_rule_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"momentum_rule=0\.9: expected a rule.*β is the option mom"
     ):

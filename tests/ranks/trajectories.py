@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.own_parts import PerEntry, SecondMoment, SignDescent
+from tests.own_parts import RULES, SignDescent
 from torch import Tensor, nn
 
 import polarstep as ps
@@ -54,10 +54,8 @@ MAPS: dict[str, dict[str, Any]] = {
     },
     "warm, by its norm": {"polar": sketched(sketch=Warm(), power=1), "shape_scale": "rms"},
     "exact inside": {"polar": sketched(inner=ps.Exact()), "momentum": 0.5},
-    "rows": {"transform": ps.NormalizedRows()},
     "rows of a sketch": {"polar": sketched(), "transform": ps.NormalizedRows()},
-    "second moment": {"transform": SecondMoment()},
-    "momentum of one's own": {"momentum_rule": PerEntry()},
+    **RULES,
     "SGD": {"algorithm": "sgd", "lr": 0.1},
     "a rule of one's own": {"algorithm": SignDescent.algorithm, "lr": 0.01},
 }
