@@ -65,8 +65,24 @@ def test_the_transform_clips(page: dict[str, Any]) -> None:
     assert not torch.equal(W.detach(), -T)
 
 
+def test_the_momentum_rule_divides_by_the_root_of_a_running_mean(page: dict[str, Any]) -> None:
+    W, v = Parameter(torch.zeros(8, 12, dtype=torch.float64)), 0.0
+    polar = ps.NewtonSchulz(3, "quintic")
+    optimizer = ps.Muon([W], 1.0, shape_scale="none", polar=polar, momentum_rule=page["PerEntry"]())
+    for k in range(3):
+        before, W.grad = W.detach().clone(), gaussian(8, 12, seed=k)
+        optimizer.step()
+        C, v = optimizer.state[W]["momentum_buffer"], 0.95 * v + 0.05 * W.grad.square()
+        T = polar((W.grad + 0.95 * C) / v.sqrt())
+        torch.testing.assert_close(before - W.detach(), T)
+    again = ps.Muon([W])
+    with pytest.warns(UserWarning, match="momentum_rule=Momentum"):
+        again.load_state_dict(optimizer.state_dict())
+    assert again.param_groups[0]["momentum_rule"] == page["PerEntry"]()
+
+
 def test_there_is_an_example_of_each_kind() -> None:
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
 
 
 @pytest.mark.parametrize("name", MAPS)
@@ -157,13 +173,14 @@ def test_the_files_that_the_page_names_are_there() -> None:
         assert (ROOT / path).exists(), path
 
 
-def test_every_map_and_sketch_that_is_listed_is_safe_to_load() -> None:
+def test_every_part_that_is_listed_is_safe_to_load() -> None:
     """The list is where a new one is entered; a checkpoint with it reads back."""
-    import polarstep.maps
-    import polarstep.maps.sketches
+    from polarstep import maps, momentum, transforms
+    from polarstep.checkpoints.plain import KINDS
+    from polarstep.maps import sketches
 
     safe = torch.serialization.get_safe_globals()
-    for room in (polarstep.maps, polarstep.maps.sketches):
+    for room in (maps, sketches, transforms, momentum):
         for part in (getattr(room, name) for name in room.__all__):
-            if isinstance(part, type) and issubclass(part, ps.PolarMap | ps.Finder | ps.Sketch):
+            if isinstance(part, type) and issubclass(part, KINDS):
                 assert part in safe, part

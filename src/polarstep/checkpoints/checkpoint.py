@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer
 
-from polarstep import maps
+from polarstep import maps, momentum, transforms
 from polarstep.checkpoints.matching import (
     check_order,
     check_ours,
@@ -23,18 +23,16 @@ from polarstep.checkpoints.matching import (
     named_in_order,
     told_of_mixed,
 )
-from polarstep.checkpoints.plain import decoded_group, encoded, encoded_group
+from polarstep.checkpoints.plain import KINDS, decoded_group, encoded, encoded_group
 from polarstep.checkpoints.unstarted import with_all_entries
 from polarstep.context import user_stacklevel
 from polarstep.groups import Group, check_params, named_params
-from polarstep.maps import Finder, PolarMap, sketches
-from polarstep.maps.sketches import Sketch
+from polarstep.maps import sketches
 from polarstep.mistakes import check_shapes
 from polarstep.options import check_new_options, defaults_for, known_options
 from polarstep.others import ELEMENTWISE, check_buffers, counter_device
 from polarstep.ranks.collectives import has_ranks
 from polarstep.state import KEPT_AS_MOMENTUM, OF_RULE, State, momentum_dtype, name_of, stored_dtype
-from polarstep.transforms import NormalizedRows
 
 __all__ = ["Checkpointed"]
 
@@ -44,12 +42,11 @@ __all__ = ["Checkpointed"]
 torch.serialization.add_safe_globals(
     [
         part
-        for room in (maps, sketches)
+        for room in (maps, sketches, transforms, momentum)
         for part in map(vars(room).get, room.__all__)
-        if isinstance(part, type) and issubclass(part, PolarMap | Finder | Sketch)
+        if isinstance(part, type) and issubclass(part, KINDS)
     ]
 )
-torch.serialization.add_safe_globals([NormalizedRows])
 
 KEPT = "_kept"  # where a pickle has the arguments of _start
 

@@ -33,7 +33,7 @@ from polarstep.maps.sketches import Sketch
 from polarstep.momentum import Momentum
 from polarstep.transforms import Transform
 
-__all__ = ["decoded", "decoded_group", "encoded", "encoded_group"]
+__all__ = ["KINDS", "decoded", "decoded_group", "encoded", "encoded_group"]
 
 KINDS = (PolarMap, Finder, Sketch, Transform, Momentum)
 PYTHONS_OWN: tuple[type[Any], ...] = (bool, int, float)

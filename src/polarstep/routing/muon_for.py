@@ -21,6 +21,7 @@ from polarstep.checked_values import check_arguments, with_known_names
 from polarstep.groups import Nonfinite, Rounding, check_unflattened
 from polarstep.maps import PolarMap
 from polarstep.matrix import Layout
+from polarstep.momentum import Momentum
 from polarstep.optimizer import Muon
 from polarstep.options import check_lr
 from polarstep.others import AdamW, Elementwise, no_rule
@@ -79,6 +80,7 @@ def muon_for(
     *,
     momentum: float = 0.95,
     nesterov: bool = True,
+    momentum_rule: Momentum = Momentum(),  # noqa: B008 — frozen
     polar: PolarMap | Literal["auto"] | None = "auto",
     weight_decay: float = 0.05,
     shape_scale: ShapeScale = "fan-ratio",
@@ -123,6 +125,7 @@ def muon_for(
             for vectors.
         momentum: Muon's β. This and the next five arguments are :class:`polarstep.Muon`'s.
         nesterov: Nesterov or Polyak momentum in Muon.
+        momentum_rule: another way to make M (:class:`polarstep.Momentum`).
         polar: Muon's polar map; ``"auto"`` is :class:`polarstep.Auto`, which chooses a map for each
             shape, and ``None`` the map of :class:`polarstep.Muon`.
         weight_decay: Muon's weight decay; ``others`` has its own, by default none. In every group a step
@@ -226,6 +229,7 @@ def muon_for(
         lr,
         momentum=momentum,
         nesterov=nesterov,
+        momentum_rule=momentum_rule,
         polar=polar,
         weight_decay=weight_decay,
         shape_scale=shape_scale,
