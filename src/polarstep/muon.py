@@ -21,6 +21,7 @@ from collections.abc import Container, Generator, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain
+from traceback import clear_frames
 from typing import Any, NamedTuple
 
 import torch
@@ -43,7 +44,7 @@ from polarstep.engines.torch import TorchEngine
 from polarstep.gradients import Work
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.base import step_of
-from polarstep.ranks.exchange import ALONE, Exchange, Gathered, Shares
+from polarstep.ranks.exchange import ALONE, CannotSend, Exchange, Gathered, Shares
 from polarstep.state import State
 
 __all__ = ["bucket_step", "buckets_of", "run", "step"]
@@ -114,7 +115,8 @@ def bucket_step(
         M = yield from exchange.bring(b, engine)  # C ← βC + G, and M to the ranks that compute T
         T = exchange.computed(b, M, partial(polar_step, b, hooks))  # T = transform(map(M))
         T, left = yield from exchange.send_back(b, T)  # T to the ranks that update X
-    except Exception:
+    except Exception as error:
+        clear_frames(error.__traceback__)  # their tensors may have taken the last memory
         yield from exchange.send_zeros(b)  # other ranks wait for what this rank has not sent yet
         raise
     engine.update(b, T)  # X ← (1 − ηλ)X − η·scale·T
@@ -193,6 +195,6 @@ def run(
         except StopIteration:
             pass  # the bucket is done
         except Exception as error:
-            if errors is None:
+            if errors is None or isinstance(error, CannotSend):
                 raise
             errors.append(error)

@@ -422,7 +422,7 @@ class Muon(Checkpointed):
                 collect(group, captured=captured, on_ranks=ranks) for group in self.param_groups
             ]
         if any(group["lr_factor"] is None for group in self.param_groups):
-            self._measure(captured=captured)
+            self._measure(captured=captured, errors=self._over_ranks.errors if spread else None)
         if not spread:
             self._warn(works)
         self._update_works(works, hooks, ranks=ranks, shared=bool(spread))
@@ -434,12 +434,12 @@ class Muon(Checkpointed):
             self._over_ranks.end_step(self.param_groups)
             self._warn(works)
 
-    def _measure(self, *, captured: bool) -> None:
+    def _measure(self, *, captured: bool, errors: list[Exception] | None) -> None:
         """Set the factors on the learning rate that depend on the size of entries."""
         if unmeasured := to_be_measured(self.param_groups):
             if captured:
                 refuse_measuring(unmeasured)
-            sized = measure(unmeasured)
+            sized = measure(unmeasured, errors)
             self._measured |= {group["name"]: group["lr_factor"] for group in sized}
 
     def _error_of_changes(self) -> Exception | None:

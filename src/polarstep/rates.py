@@ -54,6 +54,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from polarstep.checked_values import is_number
+from polarstep.context import noting
 from polarstep.maps import Polar, PolarMap
 from polarstep.ranks import collectives
 from polarstep.ranks.layout import Layout, local
@@ -148,16 +149,19 @@ def to_be_measured(groups: Iterable[Group]) -> list[Group]:
     ]
 
 
-def measure(groups: Sequence[Group]) -> list[Group]:
+def measure(groups: Sequence[Group], errors: list[Exception] | None = None) -> list[Group]:
     """Set ``lr_factor`` in ``groups`` by the RMS of their entries, over all parts of sharded parameters.
 
-    All ranks that have parts of a parameter call this together. Returns the groups that are not zeros.
+    All ranks that have parts of a parameter call this together; where ``errors`` is given, an error of
+    this rank goes there, and its sum is NaN. Returns the groups that are not zeros.
     """
     sums = dict[int, float]()
     apart = dict[tuple[int, ...], list[tuple[Tensor, Layout]]]()
     for p in (p for group in groups for p in group["params"]):
         layout = Layout.of(p)
-        sums[id(p)] = _sum_of_squares(local(p).detach())
+        sums[id(p)] = math.nan
+        with noting(errors):
+            sums[id(p)] = _sum_of_squares(local(p).detach())
         if layout is not None and len(layout.ranks) > 1:
             apart.setdefault(layout.ranks, []).append((p, layout))
     for ranks, those in apart.items():

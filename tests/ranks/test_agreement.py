@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 import polarstep as ps
-from polarstep import gradients, stale_momentum
+from polarstep import gradients, rates, stale_momentum
 from polarstep.engines.torch import ParameterUpdate
 from polarstep.ranks import agree, carries, collectives, distribution
 from polarstep.ranks.exchange import OverRanks
@@ -629,6 +629,62 @@ def test_a_rank_that_fails_outside_the_map(ranks, place, plan, ranks_of) -> None
     first, second = same_on_all(ranks_of(ranks)(fails_on_one, place, plan))
     assert f"rank 1: MemoryError: {place}" in first
     assert second == "nothing"
+
+
+def measuring_fails() -> list[str]:
+    """The first step measures the entries of an embedding."""
+    model = nn.Sequential(nn.Embedding(10, 8), nn.Linear(8, 8))
+    fully_shard(model, mesh=mesh_of())
+    optimizer, known = ps.muon_for(model), rates._sum_of_squares
+
+    def failing(X: Tensor) -> float:
+        raise MemoryError("measuring")
+
+    rates._sum_of_squares = failing if dist.get_rank() == 1 else known
+    try:
+        return words_of(optimizer, list(model.parameters()), 1)
+    finally:
+        rates._sum_of_squares = known
+
+
+def test_a_rank_that_fails_to_measure(two) -> None:
+    (word,) = same_on_all(two(measuring_fails))
+    assert "rank 1: MemoryError: measuring" in word
+
+
+# Where a rank cannot send what others wait for: it cannot know what, or has not even zeros.
+ALONE: list[tuple[Any, str]] = [
+    (distribution, "computing_ranks"),
+    (torch, "zeros"),
+]
+
+
+def fails_alone(number: int) -> tuple[str, float]:
+    """What a step raises in which rank 1 cannot go on, and after how many seconds."""
+    its, name = ALONE[number]
+    params, optimizer = rows(polar=Broken())
+    words_of(rows()[1], params, 1)
+
+    def failing(*arguments: Any, **options: Any) -> Any:
+        raise MemoryError(name)
+
+    if dist.get_rank() == 1:
+        setattr(its, name, failing)
+    start = time.monotonic()
+    (word,) = words_of(optimizer, params, 1)
+    return word, time.monotonic() - start
+
+
+@pytest.mark.parametrize("number", range(len(ALONE)))
+def test_a_rank_that_ends_its_step_alone_tells_the_others_why(number, fresh) -> None:
+    """They wait for the user's timeout."""
+    timeout = timedelta(seconds=collectives.NOTED_AFTER + 2)
+    told = fresh(3, timeout=timeout)(fails_alone, number)
+    for rank, (word, seconds) in enumerate(told):
+        assert "MemoryError" in word
+        assert ALONE[number][1] in word
+        assert ("did not come to the end of step 0" in word) == (rank != 1)
+        assert seconds < 20
 
 
 def scale_that_fails(m: int, n: int) -> float:

@@ -23,6 +23,7 @@ __all__ = [
     "from_words",
     "has_ranks",
     "largest_of_ranks",
+    "leave_words",
     "lend",
     "meet",
     "packed",
@@ -277,11 +278,34 @@ def meet(values: Tensor, ranks: tuple[int, ...], where: str) -> Tensor:
             raise
         told = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
         raise RuntimeError(
-            f"{told} did not come to {where}, where this rank has waited for them: expected step() "
-            "equally often on all ranks that have parts or copies of a parameter. A rank that does not "
-            "come has ended, has skipped a step, or is busy for longer than the group's timeout"
+            f"{told} did not come to {where}, where this rank has waited for them: "
+            + (_last_words(absent) or _WHY_ABSENT)
         ) from error
     return values
+
+
+_WHY_ABSENT = (
+    "expected step() equally often on all ranks that have parts or copies of a parameter. A rank that "
+    "does not come has ended, has skipped a step, or is busy for longer than the group's timeout"
+)
+
+
+def leave_words(error: Exception) -> None:
+    """Tell ``error`` to the ranks that will wait for this one in vain, as it ends its step alone."""
+    with contextlib.suppress(RuntimeError):
+        _store().set(f"polarstep/words/{dist.get_rank()}", f"{type(error).__name__}: {error}")
+
+
+def _last_words(ranks: Sequence[int]) -> str:
+    """What those of ``ranks`` have left that ended their step alone."""
+    with contextlib.suppress(RuntimeError):
+        keys = {rank: f"polarstep/words/{rank}" for rank in ranks}
+        return "; ".join(
+            f"rank {rank}: {_store().get(key).decode()}"
+            for rank, key in keys.items()
+            if _store().check([key])
+        )
+    return ""
 
 
 def _store() -> Any:

@@ -11,7 +11,8 @@ turn. If one of them fails on this rank, it calls ``send_zeros``, so that no ran
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -28,12 +29,25 @@ from polarstep.ranks.parts import Item, PartsOfCarry, SharedBucket, Table, Way
 from polarstep.rates import at_assumed_norm
 from polarstep.state import State, momentum_dtype
 
-__all__ = ["ALONE", "Alone", "Exchange", "Gathered", "OverRanks", "Shares"]
+__all__ = ["ALONE", "Alone", "CannotSend", "Exchange", "Gathered", "OverRanks", "Shares"]
 
 # A generator that yields, wherever it waits for other ranks, the bytes that it holds meanwhile.
 Waits = Generator[int, None, Any]
 # Takes M, the last step's carry and the draw of this step; returns T and the carry for the next step.
 PolarStep = Callable[[Tensor, MapState, Draw], tuple[Polar, MapState]]
+
+
+class CannotSend(Exception):
+    """This rank has not even zeros for the others, who would take what it sends next for them."""
+
+
+@contextmanager
+def _must_send() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        told = f"no zeros in place of what failed: {error!r} after {error.__context__!r}"
+        raise CannotSend(told) from error
 
 
 class Exchange(Protocol):
@@ -111,8 +125,9 @@ class Gathered(Alone):
     def send_zeros(self, b: Any) -> Waits:
         """Zeros in place of the parts of M that are missing."""
         if self._missing:
-            for p in self._missing:
-                Gathering(torch.zeros_like(local(p), dtype=momentum_dtype(p.dtype)), p)
+            with _must_send():
+                for p in self._missing:
+                    Gathering(torch.zeros_like(local(p), dtype=momentum_dtype(p.dtype)), p)
             self._missing = []
             yield b.nbytes
 
@@ -193,8 +208,9 @@ class OverRanks:
         """Zeros of the planned sizes."""
         its = self.table
         while self._missing:
-            size = sum(self._missing[0].sizes)
-            self._send(torch.zeros(size, dtype=its.dtype, device=b.key.device))
+            with _must_send():
+                size = sum(self._missing[0].sizes)
+                self._send(torch.zeros(size, dtype=its.dtype, device=b.key.device))
             yield its.nbytes
 
     def _there(self, b: SharedBucket) -> Way:

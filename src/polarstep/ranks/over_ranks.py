@@ -18,6 +18,7 @@ from polarstep.gradients import Work, check_gradients, check_scale, collect
 from polarstep.groups import Group, named_params
 from polarstep.muon import step
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
+from polarstep.ranks import collectives
 from polarstep.ranks.agree import Agreement, all_finite
 from polarstep.ranks.distribution import Distribution
 from polarstep.ranks.layout import Layout
@@ -33,7 +34,7 @@ class StepOverRanks:
     def __init__(self, distribution: Distribution) -> None:
         self._distribution = distribution
         self._agreement = Agreement(distribution.plan, distribution.bytes_in_flight)
-        self._errors: list[Exception] = []  # of this rank, since the ranks have agreed on the step
+        self.errors: list[Exception] = []  # of this rank, since the ranks have agreed on the step
         self._checked_for: Sequence[tuple[Tensor, Layout]] = ()
 
     def collected(
@@ -52,7 +53,7 @@ class StepOverRanks:
         this rank in the step so far. ``hooked``: whether hooks of this rank look at the step;
         ``everywhere``: how many of them all ranks must have.
         """
-        self._errors = []
+        self.errors = []
         try:
             if spread is not self._checked_for:
                 for p, layout in spread:
@@ -72,7 +73,7 @@ class StepOverRanks:
             groups, state, spread, error=error, hooked=hooked, everywhere=everywhere
         )
         layouts = {id(p): layout for p, layout in spread}
-        with noting(self._errors):
+        with noting(self.errors):
             self._agreement.compare_copies(groups, layouts)
         works = [self._collected(group) for group in groups]
         all_finite(
@@ -86,7 +87,7 @@ class StepOverRanks:
     def _collected(self, group: Group) -> Work:
         """What ``group`` has to update; if this rank fails in it, zeros, and the error is told later."""
         elsewhere = self._agreement.with_gradient
-        with noting(self._errors):
+        with noting(self.errors):
             return collect(group, elsewhere)
         return collect(group, elsewhere, failed=True)
 
@@ -123,25 +124,29 @@ class StepOverRanks:
         An error in it is told when the step ends: other ranks wait for what this rank has to send.
         """
         hooked = self._agreement.hooked
-        works, here, shares = self._distribution.shares(muon, state, draws, hooked=hooked)
-        errors = shares.errors
-        hooks = tuple(_noting_errors(hook, errors) for hook in hooks)
-        step(works, here, draws, replayed, hooks, shares)
+        try:
+            works, here, shares = self._distribution.shares(muon, state, draws, hooked=hooked)
+            errors = shares.errors
+            hooks = tuple(_noting_errors(hook, errors) for hook in hooks)
+            step(works, here, draws, replayed, hooks, shares)
+        except Exception as error:  # this rank cannot send what others wait for
+            collectives.leave_words(error)
+            raise
         with noting(errors):
             if isinstance(here, LocalState):
                 here.settle()
-        self._errors += errors
+        self.errors += errors
 
     def update_elementwise(self, work: Work, state: State) -> None:
         """Update this rank's parts of the parameters of another rule; an error is told as above."""
         late = [pair for pair in zip(work.names, work.params, strict=True) if pair[1].grad is None]
-        with noting(self._errors):
+        with noting(self.errors):
             prepare_elementwise(_prepared(work.group, late), state)
             step_elementwise(work, state)
 
     def end_step(self, groups: list[Group]) -> None:
         """Raise on all ranks if one of them has failed in its share of the step."""
-        self._agreement.after_step(groups, self._errors[0] if self._errors else None)
+        self._agreement.after_step(groups, self.errors[0] if self.errors else None)
 
 
 def _prepared(group: Group, named: list[tuple[str, Tensor]]) -> Work:
