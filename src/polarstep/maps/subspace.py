@@ -204,8 +204,8 @@ _WHITENED: list[tuple[tuple[Polynomial, ...], ...]] = []
 def whitened_polynomials() -> tuple[tuple[Polynomial, ...], ...]:
     """Five polynomials that lift singular values of Y down to 0.003·‖Y‖_F close to one, in runs.
 
-    The Gram matrix is formed afresh before each run (:func:`restarts`). The polynomials are scaled to end
-    under one, as in :func:`_products`.
+    The Gram matrix is formed afresh before each run (:func:`restarts`). The polynomials are scaled to
+    end under one, as in :func:`_products`.
     """
     if not _WHITENED:
         least = 0.003
