@@ -136,10 +136,11 @@ TABLES = {
     "two-lines": Table(
         "model",
         {
-            "AdamW": "two-lines.{}.adamw.perplexity",
-            "NorMuon": "two-lines.{}.normuon.perplexity",
-            "`muon_for(model)`": "two-lines.{}.default.perplexity",
+            "AdamW": "two-lines.{}.adamw.perplexity±",
+            "NorMuon": "two-lines.{}.normuon.perplexity±",
+            "`muon_for(model)`": "two-lines.{}.default.perplexity±",
             "to AdamW": "two-lines.{}.default.gap-adamw",
+            "to our own best": "two-lines.{}.default.gap-ours",
             "tokens to AdamW's end": "two-lines.{}.default.tokens-to-adamw",
         },
         {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Iterator, Mapping
@@ -225,8 +226,8 @@ def family(name: str) -> dict[str, dict[int, dict[str, Any]]]:
     wanted = [("full-space", "ours-full", DEFAULT), ("default", "ours", DEFAULT)]
     wanted.append(("default", "default", {}))
     for method in SEARCHED:
-        tried = [row for row in runs if row["method"] == method and row["seed"] == CHOICE]
-        tried = [row for row in tried if "validation" in row]
+        search = [row for row in runs if (row["method"], row["why"]) == (method, "search")]
+        tried = [row for row in search if "validation" in row]
         if tried:
             best = min(tried, key=lambda row: row["validation"])["options"]
             wanted.append((method, method, best))
@@ -275,9 +276,9 @@ def _two_lines() -> Iterator[tuple[str, Number]]:
             parts = tokens_to(runs, its.get("adamw", {}))
             if method != "adamw" and parts:
                 yield f"{prefix}.tokens-to-adamw", span(parts, source, "%", 0)
-        for other in its.keys() - {"default"}:
-            if apart := _apart(its.get("default", {}), its[other]):
-                yield f"two-lines.{name}.default.gap-{other}", of(apart, source)
+        for one, other in itertools.permutations(its, 2):
+            if apart := _apart(its[one], its[other]):
+                yield f"two-lines.{name}.{one}.gap-{other}", of(apart, source)
 
 
 # --- low precision ------------------------------------------------------------------------------
