@@ -4,14 +4,15 @@
     T = transform(map(M))                                  b.map
     X ← (1 − ηλ)X − η·scale·T                              engine.update
 
-:func:`bucket_step` is the step of one bucket, whatever its matrices are and wherever they lie. Three
-objects answer what may differ:
+:func:`bucket_step` is the step of one bucket, whatever its matrices are and wherever they lie. Read it
+first. Three objects answer what may differ:
 
     map        how T is made of M          polarstep.maps             full space, LowRank, Deflated
     exchange   which rank computes what    polarstep.ranks.exchange   Alone, Gathered, OverRanks
     engine     how C and X are touched     polarstep.engines          torch's operations, or kernels
 
-:func:`step` takes the steps of all buckets by :func:`run`, and :func:`buckets_of` finds them.
+:func:`step` is a step of all matrices: :func:`buckets_of` finds the buckets, and :func:`run` takes their
+steps.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from polarstep.bucket import (
     in_parts,
     members_by_key,
 )
-from polarstep.context import noting, on_device
+from polarstep.context import on_device
 from polarstep.engines.fused import FUSED, FusedBucket
 from polarstep.engines.replay import ReplayedStep
 from polarstep.engines.torch import TorchEngine
@@ -51,6 +52,34 @@ __all__ = ["bucket_step", "buckets_of", "run", "step"]
 
 # On a CPU parts of this size are as fast as larger batches, and need memory for a part of M only.
 LARGEST_ON_A_CPU = 10 * 2**20
+
+
+def bucket_step(
+    b: Bucket, engine: Engine, exchange: Exchange = ALONE, hooks: Iterable[PolarHook] = ()
+) -> Generator[int, None, None]:
+    """One bucket from G to X; yields the bytes that it holds wherever it waits for other ranks."""
+    try:
+        M = yield from exchange.bring(b, engine)  # C ← βC + G, and M to the ranks that compute T
+        T = exchange.computed(b, M, partial(polar_step, b, hooks))  # T = transform(map(M))
+        T, left = yield from exchange.send_back(b, T)  # T to the ranks that update X
+    except Exception as error:
+        clear_frames(error.__traceback__)  # their tensors may have taken the last memory
+        yield from exchange.send_zeros(b)  # other ranks wait for what this rank has not sent yet
+        raise
+    engine.update(b, T)  # X ← (1 − ηλ)X − η·scale·T
+    b.keep(left)
+
+
+def polar_step(
+    b: Bucket, hooks: Iterable[PolarHook], M: Tensor, carry: MapState, draw: Draw
+) -> tuple[Polar, MapState]:
+    """T of M, and what the map leaves for the next step."""
+    if hooks:
+        draw = replace(draw, shown=True)
+    polar, left = step_of(b.map, M, carry, draw)
+    for hook in hooks:
+        hook(b.observed(polar))
+    return polar, left
 
 
 def step(
@@ -67,11 +96,7 @@ def step(
     with other ranks. An error in the step of a bucket is raised, or added to ``shares.errors``.
     """
     if any(work.captured or work.group["step"] % stale_momentum.EVERY == 0 for work in works):
-        errors = None if shares is None else shares.errors
-        with noting(errors):
-            stale_momentum.reset(works, state)
-        if shares is not None:
-            stale_momentum.reset_parts(shares.works, shares.layout_of, shares.state, shares.errors)
+        stale_momentum.stop(works, state, shares)
     engine = TorchEngine()
     here = _steps_here(works, state, draws, replayed, hooks, engine)
     if shares is None:
@@ -105,34 +130,6 @@ def _steps_here(
         updated = replayed(works, state, at_once, hooks)
     for b in buckets_of(works, state, draws, skip=updated):
         yield Running(b.key.device, bucket_step(b, engine, ALONE, hooks))
-
-
-def bucket_step(
-    b: Bucket, engine: Engine, exchange: Exchange = ALONE, hooks: Iterable[PolarHook] = ()
-) -> Generator[int, None, None]:
-    """One bucket from G to X; yields the bytes that it holds wherever it waits for other ranks."""
-    try:
-        M = yield from exchange.bring(b, engine)  # C ← βC + G, and M to the ranks that compute T
-        T = exchange.computed(b, M, partial(polar_step, b, hooks))  # T = transform(map(M))
-        T, left = yield from exchange.send_back(b, T)  # T to the ranks that update X
-    except Exception as error:
-        clear_frames(error.__traceback__)  # their tensors may have taken the last memory
-        yield from exchange.send_zeros(b)  # other ranks wait for what this rank has not sent yet
-        raise
-    engine.update(b, T)  # X ← (1 − ηλ)X − η·scale·T
-    b.keep(left)
-
-
-def polar_step(
-    b: Bucket, hooks: Iterable[PolarHook], M: Tensor, carry: MapState, draw: Draw
-) -> tuple[Polar, MapState]:
-    """T of M, and what the map leaves for the next step."""
-    if hooks:
-        draw = replace(draw, shown=True)
-    polar, left = step_of(b.map, M, carry, draw)
-    for hook in hooks:
-        hook(b.observed(polar))
-    return polar, left
 
 
 def at_once(b: FusedBucket, hooks: tuple[PolarHook, ...]) -> None:

@@ -21,7 +21,7 @@ same step, and have the same peaks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,10 +35,21 @@ from polarstep.ranks.layout import Layout, local, whole
 from polarstep.ranks.parts import Part, part_of
 from polarstep.state import State, keep_momentum, momentum_of
 
-__all__ = ["EVERY", "FADED", "reset", "reset_parts"]
+__all__ = ["EVERY", "FADED", "reset", "reset_parts", "stop"]
+
+if TYPE_CHECKING:
+    from polarstep.ranks.exchange import Shares
 
 EVERY = 64
 FADED = 1e-6
+
+
+def stop(works: list[Work], state: State, shares: Shares | None) -> None:
+    """Apply the rule to the matrices of a step, also to those that this rank shares with others."""
+    with noting(None if shares is None else shares.errors):
+        reset(works, state)
+    if shares is not None:
+        reset_parts(shares.works, shares.layout_of, shares.state, shares.errors)
 
 
 def reset(works: list[Work], state: State) -> None:
