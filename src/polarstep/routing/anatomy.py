@@ -28,6 +28,7 @@ from polarstep.routing.names import (
     LORA,
     MODULATION,
     NORMS,
+    OTHER_TABLES,
     READS_HIDDEN,
     RECURRENT,
     WRAPPED,
@@ -195,7 +196,7 @@ class Anatomy:
 
     root: Node
     sites: tuple[Site, ...]
-    vocabularies: dict[int, str]  # entries of an embedding → its name
+    vocabularies: dict[int, str]  # entries of an embedding of words → its name
     heads: dict[int, str]  # id of an output layer → how it was recognized
 
 
@@ -214,7 +215,8 @@ def dissect(model: nn.Module) -> Anatomy:
     embedded = set()
     for node in root.walk():
         if isinstance(node.module, EMBEDDINGS):
-            vocabularies.setdefault(node.module.num_embeddings, node.name)
+            if not OTHER_TABLES.search(node.last_name):
+                vocabularies.setdefault(node.module.num_embeddings, node.name)
             embedded.add(node.module.embedding_dim)
     return Anatomy(root, sites, vocabularies, _heads(root, vocabularies, embedded))
 
@@ -322,30 +324,12 @@ def stored_transposed(module: nn.Module, label: str, p: Tensor) -> str | None:
             return None
     if p.ndim == 3:
         hidden = next((size for name in HIDDEN_WIDTHS if (size := _size(module, name))), None)
-        hidden = hidden or _hidden_beside(module, label)
-        reads = _reads_hidden(label)
+        # The first matrices of an expert read the hidden state.
+        reads = bool(READS_HIDDEN.search(label.replace("down", "")))
         # Other names, as Zamba's x_proj_weight inside a state-space layer, say nothing of the side.
         if hidden in (rows, cols) and (reads or WRITES_HIDDEN.search(label)):
             return f"{rows} inputs as rows" if (hidden == rows) == reads else None
     return "inputs × outputs" if COMPUTE_X_W.search(kind) else None
-
-
-def _reads_hidden(label: str) -> bool:
-    """Whether stacked matrices called ``label`` are an expert's first, which read the hidden state."""
-    return bool(READS_HIDDEN.search(label.replace("down", "")))
-
-
-def _hidden_beside(module: nn.Module, label: str) -> int | None:
-    """The width of the hidden state, by other stacked matrices in ``module`` that have a bias."""
-    for other, p in module._parameters.items():
-        bias = None if other == label or p is None or p.ndim != 3 else _bias(module, other)
-        if p is None or bias is None or bias.ndim != 2 or p.shape[1] == p.shape[2]:
-            continue
-        sides = {p.shape[1]: p.shape[2], p.shape[2]: p.shape[1]}
-        outputs = bias.shape[1]
-        if outputs in sides:
-            return sides[outputs] if _reads_hidden(other) else outputs
-    return None
 
 
 def _bias(module: nn.Module, label: str) -> Tensor | None:
@@ -390,7 +374,7 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
 
     Args:
         root: the whole model.
-        vocabularies: the number of entries of each embedding, and its name.
+        vocabularies: the number of entries of each embedding of words, and its name.
         embedded: the widths of the embeddings.
     """
     layers = [node for node in root.walk() if not (node.again or node.adapts)]
@@ -451,10 +435,8 @@ def _tail(node: Node, layers: list[Node]) -> list[Node]:
     found: list[Node] = []
     for child in reversed(children):
         ends = [] if child.is_block else _tail(child, layers)
-        by_position = child is children[-1] and not _has_twin_in_dict(child)
-        if not by_position and (
-            not ends or any(_is_read(end, layers) and not _is_twin(end, found) for end in ends)
-        ):
+        inside = not ends or any(_is_read(end, layers) and not _is_twin(end, found) for end in ends)
+        if inside and child is not children[-1]:
             break
         found += ends
     return found
@@ -528,23 +510,6 @@ def _last_layer(node: Node) -> Node:
     """The layer that is registered last in ``node``."""
     *_, last = (below for below in node.walk() if below.inputs and not below.adapts)
     return last
-
-
-def _has_twin_in_dict(node: Node) -> bool:
-    """Whether ``node`` is one of several alike in a ``ModuleDict``: experts, or one head per task."""
-    if node.parent is None or not isinstance(node.parent.module, nn.ModuleDict):
-        return False
-    alike = [
-        child
-        for child in node.parent.children
-        if type(child.module) is type(node.module) and _first_inputs(child) == _first_inputs(node)
-    ]
-    return bool(node.children) and len(alike) > 1
-
-
-def _first_inputs(node: Node) -> tuple[int, ...]:
-    """What the first layer in ``node`` reads; an encoder and a decoder differ in it."""
-    return next((tuple(below.inputs) for below in node.walk() if below.inputs), ())
 
 
 def _ends_block(node: Node) -> bool:

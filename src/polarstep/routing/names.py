@@ -36,6 +36,8 @@ HEAD_NAMES = re.compile(
     r"(^|_)(heads?|classifier|predict(or|ion)?s?|logits?|scores?)(_|$)", re.IGNORECASE
 )
 
+# Embeddings that are no tables of words. A layer with as many outputs as there are positions is no head.
+OTHER_TABLES = re.compile(r"pos(ition)?(al|s)?(_|$)|wpe|type|segment", re.IGNORECASE)
 # A table of fewer entries, as of two kinds of tokens, says nothing of a layer with as many outputs.
 FEWEST_ENTRIES = 8
 
