@@ -1,7 +1,7 @@
 """Models of real libraries: the role of each parameter, and the matrices it is read as.
 
-A line has a name without ``.weight`` and with ``#`` for numbers, the role, and the matrices. Parameters of
-one dimension are not listed: they are vectors.
+A line has a name without ``.weight`` and with ``#`` for numbers, the role, and the matrices. Vectors of one
+dimension are not listed.
 """
 
 from __future__ import annotations
@@ -41,6 +41,15 @@ SMALL = {
 }  # fmt: skip
 GROUPED = SMALL | {"num_key_value_heads": 2}
 GPT2 = {"vocab_size": 60, "n_embd": 24, "n_layer": 2, "n_head": 4, "n_positions": 9}
+DEEPSEEK = {
+    "qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 6, "q_lora_rank": 12,
+    "kv_lora_rank": 10, "first_k_dense_replace": 1, "n_routed_experts": 8,
+    "moe_intermediate_size": 16,
+}  # fmt: skip
+MAMBA = {
+    "vocab_size": 60, "hidden_size": 24, "num_hidden_layers": 2, "state_size": 6,
+    "time_step_rank": 4,
+}  # fmt: skip
 CLIP = {
     "text_config": SMALL | {"max_position_embeddings": 9},
     "vision_config": SMALL | {"image_size": 8, "patch_size": 4},
@@ -125,18 +134,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         """,
     ),
     "DeepSeek-V3": (
-        lambda: transformer(
-            "DeepseekV3ForCausalLM",
-            **SMALL,
-            qk_nope_head_dim=8,
-            qk_rope_head_dim=4,
-            v_head_dim=6,
-            q_lora_rank=12,
-            kv_lora_rank=10,
-            first_k_dense_replace=1,
-            n_routed_experts=8,
-            moe_intermediate_size=16,
-        ),
+        lambda: transformer("DeepseekV3ForCausalLM", **SMALL, **DEEPSEEK),
         """
         lm_head head 60×24
         model.embed_tokens embedding 60×24
@@ -157,14 +155,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str]] = {
         """,
     ),
     "Mamba": (
-        lambda: transformer(
-            "MambaForCausalLM",
-            vocab_size=60,
-            hidden_size=24,
-            num_hidden_layers=2,
-            state_size=6,
-            time_step_rank=4,
-        ),
+        lambda: transformer("MambaForCausalLM", **MAMBA),
         """
         backbone.embeddings embedding 60×24
         backbone.layers.#.mixer.A_log vector 48×6
