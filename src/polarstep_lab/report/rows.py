@@ -42,12 +42,12 @@ class Row:
     label: str
     runs: pd.DataFrame
 
-    @property
+    @cached_property
     def method(self) -> str:
         """The method of these runs."""
         return str(self.runs["method"].iloc[0])
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The variant of the study that these runs are of, or the method with the sketch that ran."""
         names = {run.spec.study.get("variant", "") for run in self.runs["record"]}
@@ -76,7 +76,7 @@ class Row:
         """The value that an ablation gave to its axis in these runs."""
         return self.runs["ablation_value"].iloc[0]
 
-    @property
+    @cached_property
     def first(self) -> RunRecord:
         """The record of the first run. The other records differ only in what the seed changes."""
         record: RunRecord = self.runs["record"].iloc[0]

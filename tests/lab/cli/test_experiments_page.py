@@ -94,6 +94,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("command", ALONE)
 def test_a_command_of_the_page_runs(command, folder, monkeypatch):
     monkeypatch.chdir(folder)
