@@ -18,16 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from polarstep.rng import key_to_seed
-from polarstep_lab.data.shards import ShardError, find_shards, open_shard
+from polarstep_lab.data.shards import ShardError
 
-__all__ = ["TokenWindows", "halves", "load_tokens"]
+__all__ = ["TokenWindows", "halves"]
 
 Tokens = NDArray[np.uint16]
-
-
-def load_tokens(patterns: str | Sequence[str]) -> list[Tokens]:
-    """Memory maps of all shards that match the patterns."""
-    return [open_shard(path) for path in find_shards(patterns)]
 
 
 def halves(shards: Sequence[Tokens]) -> tuple[list[Tokens], list[Tokens]]:

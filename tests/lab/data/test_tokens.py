@@ -15,7 +15,7 @@ from polarstep_lab.data.shards import (
     open_shard,
     write_shard,
 )
-from polarstep_lab.data.tokens import TokenWindows, halves, load_tokens
+from polarstep_lab.data.tokens import TokenWindows, halves
 
 
 def header(magic: int = MAGIC, version: int = 1, count: int = 10) -> bytes:
@@ -57,7 +57,7 @@ def test_damaged_shards_are_named(content, message, tmp_path):
 def test_missing_shards_say_where_they_were_looked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ShardError, match=r"no token shard matches 'nowhere/\*\.bin' \(looked from"):
-        load_tokens("nowhere/*.bin")
+        find_shards("nowhere/*.bin")
     with pytest.raises(ShardError, match="does not exist"):
         open_shard(tmp_path / "nothing.bin")
 
