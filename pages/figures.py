@@ -14,7 +14,7 @@ from pages.numbers import Number
 from pages.numbers.cost import curve
 from pages.numbers.quality import family
 from pages.records import lines
-from pages.rooms import BESIDE, ROWS, Room, arrows
+from pages.rooms import ARROWS, BESIDE, ROWS, Room
 
 WIDTH, HEIGHT = 520, 380
 LEFT, TOP, BOTTOM = 58, 44, 52
@@ -281,17 +281,16 @@ def rooms(numbers: Mapping[str, Number]) -> str:
     boxes = [text(12, 26, "A step goes from top to bottom", "name")]
     for k, row in enumerate(ROWS):
         boxes += _row_of_rooms(row, top + k * step, high, places)
-    found = sorted(arrows())
     between = [
         stroke("arrow", (places[one][0], places[one][1] + high), places[other])
-        for one, other in found
+        for one, other in ARROWS
     ]
     under = top + len(ROWS) * step
     boxes.append(text(12, under + 14, "Beside it, on the same rooms", "name"))
     for k, row in enumerate(BESIDE):
         boxes += _row_of_rooms(row, under + 30 + k * (high + 12), high, places)
     height = under + 30 + len(BESIDE) * (high + 12)
-    told = "; ".join(f"{one} imports {other}" for one, other in found)
+    told = "; ".join(f"{one} imports {other}" for one, other in ARROWS)
     return svg("The rooms of the package", told, [*between, *boxes], WIDTH, height)
 
 

@@ -17,8 +17,6 @@ CHOICE = 3
 """The seed that chooses rates; tables are of other seeds."""
 RATE = 0.014
 """Full space's rate in the frontier: better than 0.02, which seed 3 has for it, on the other seeds."""
-RATES = 3
-"""A map has a rate of its own where seed 3 tried so many."""
 FRONTIER, SCALING = "results/frontier", "results/scaling"
 MAPS = {
     "full": "full",
@@ -61,76 +59,51 @@ def numbers() -> Iterator[tuple[str, Number]]:
 def perplexities(text: str) -> dict[Trained, BySeed]:
     """Perplexity of the frontier's runs by map and rate, then by seed.
 
-    ``text`` is ``"perplexity"`` for all held-out text, which every run has, or one of its halves.
+    ``text`` is ``"test"`` or ``"validation"``, the halves of held-out text, or ``"perplexity"``, all
+    of it. Runs of an early commit have no halves and count for none.
     """
     found: dict[Trained, BySeed] = {}
     for run in rows("frontier", "runs"):
-        if run["steps"] == 1500 and run.get("width", 768) == 768:
+        if run["steps"] == 1500 and run.get("width", 768) == 768 and text in run:
             seeds = found.setdefault((run["map"], run["lr"]), {})
             assert run["seed"] not in seeds, f"recorded twice: {run}"
-            if text in run:
-                seeds[run["seed"]] = run[text]
+            seeds[run["seed"]] = run[text]
     return found
-
-
-def _halves(*trained: Trained) -> bool:
-    """Whether every run of these has a perplexity of the test half."""
-    test, every = perplexities("test"), perplexities("perplexity")
-    return all(test[each].keys() == every[each].keys() for each in trained)
 
 
 def _reported(runs: BySeed) -> BySeed:
     return {seed: value for seed, value in runs.items() if seed != CHOICE}
 
 
-def chosen(name: str) -> float | None:
-    """The rate with the lowest validation perplexity on the seed that chooses."""
-    keys = [key for key, runs in perplexities("perplexity").items() if key[0] == name]
-    tried = [key for key in keys if CHOICE in perplexities("perplexity")[key]]
-    if len(tried) < RATES:
-        return None
-    halved = all(CHOICE in perplexities("validation")[key] for key in tried)
-    found = perplexities("validation" if halved else "perplexity")
-    return min(tried, key=lambda key: found[key][CHOICE])[1]
-
-
 def trained(name: str) -> Trained:
-    """A map at its chosen rate; AdamW and peers with or without a warm-up, whichever is better."""
+    """A map at the rate with the lowest validation perplexity on the seed that chooses.
+
+    AdamW and peers are with or without a warm-up, whichever is better there.
+    """
     if name == "full":
         return name, RATE
-    found = []
-    for each in (name, f"{name}+warmup"):
-        keys = [key for key in perplexities("perplexity") if key[0] == each]
-        rate = chosen(each)
-        if rate is not None and _reported(perplexities("perplexity")[each, rate]):
-            found.append((each, rate))
-        elif keys and (name.startswith("peer:") or name == "adamw"):
-            means = {
-                key: statistics.fmean(perplexities("perplexity")[key].values()) for key in keys
-            }
-            found.append(min(means, key=lambda key: means[key]))
-        elif keys:
-            found.append((each, RATE if rate is None else rate))
-    text = perplexities("validation" if _halves(*found) else "perplexity")
-    return min(found, key=lambda key: text[key].get(CHOICE, math.inf))
+    tried = {
+        key: runs[CHOICE]
+        for key, runs in perplexities("validation").items()
+        if CHOICE in runs and key[0] in (name, f"{name}+warmup")
+    }
+    return min(tried, key=lambda key: tried[key])
 
 
 def gap(one: Trained, base: Trained = ("full", RATE)) -> Difference:
     """Test perplexity against that of another on the same seeds, in percent."""
-    found = perplexities("test" if _halves(one, base) else "perplexity")
-    return percent(_reported(found[one]) or found[one], found[base])
+    test = perplexities("test")
+    return percent(_reported(test[one]), test[base])
 
 
 def _frontier() -> Iterator[tuple[str, Number]]:
     for slug, name in MAPS.items():
         one = trained(name)
         yield f"{slug}.rate.25m", setting(one[1], FRONTIER)
-        ends = _reported(perplexities("test" if _halves(one) else "perplexity")[one])
-        if ends:
-            yield f"{slug}.perplexity.25m", of(change(ends.values()), FRONTIER, "", sign=False)
-        if slug == "full":
-            continue
-        yield f"{slug}.gap.25m", of(gap(one), FRONTIER)
+        ends = change(_reported(perplexities("test")[one]).values())
+        yield f"{slug}.perplexity.25m", of(ends, FRONTIER, "", sign=False)
+        if slug != "full":
+            yield f"{slug}.gap.25m", of(gap(one), FRONTIER)
     for ours, theirs in (("auto-rows-fan", "normuon"), ("full-fan", "dion")):
         apart = gap(trained(MAPS[ours]), trained(MAPS[theirs]))
         yield f"{ours}.gap-to-{theirs}.25m", of(apart, FRONTIER)
