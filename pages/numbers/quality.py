@@ -138,23 +138,19 @@ LENGTHS = {375: "6m", 750: "12m", 1500: "25m", 3000: "49m", 4440: "73m"}
 @cache
 def scaled(slug: str) -> dict[tuple[int, int], BySeed]:
     """The gap to full space in percent by steps and width, then by seed; both at one rate."""
-    found: dict[tuple[str, int, int], BySeed] = {}
-    runs = [*rows("scaling", "runs"), *rows("frontier", "runs")]
-    for run in runs:
+    tests: dict[tuple[str, int, int], BySeed] = {}
+    for run in (*rows("scaling", "runs"), *rows("frontier", "runs")):
         if run["lr"] == RATE and run["seed"] != CHOICE and "test" in run:
-            key = run["map"], run["steps"], run.get("width", 768)
-            found.setdefault(key, {})[run["seed"]] = run["test"]
-    gaps: dict[tuple[int, int], BySeed] = {}
-    for (name, steps, width), seeds in found.items():
-        full = found.get(("full", steps, width), {})
-        if name in SCALED[slug]:
-            point = gaps.setdefault((steps, width), {})
-            point |= {
-                seed: 100 * (value / full[seed] - 1)
-                for seed, value in seeds.items()
-                if seed in full
-            }
-    return {at: seeds for at, seeds in gaps.items() if seeds}
+            name = "map" if run["map"] in SCALED[slug] else run["map"]
+            key = name, run["steps"], run.get("width", 768)
+            tests.setdefault(key, {})[run["seed"]] = run["test"]
+    return {
+        (steps, width): {
+            seed: 100 * (its[seed] / full[seed] - 1) for seed in sorted(its.keys() & full.keys())
+        }
+        for (name, steps, width), its in tests.items()
+        if name == "map" and (full := tests.get(("full", steps, width)))
+    }
 
 
 def _scaling() -> Iterator[tuple[str, Number]]:
@@ -163,11 +159,11 @@ def _scaling() -> Iterator[tuple[str, Number]]:
         for (steps, width), seeds in sorted(points.items()):
             name = LENGTHS[steps] if width == 768 else f"width-{width}"
             yield f"{slug}.gap-at-{name}", of(change(seeds.values()), SCALING)
-        lengths = {s: statistics.fmean(v.values()) for (s, w), v in points.items() if w == 768}
-        widths = {w: statistics.fmean(v.values()) for (s, w), v in points.items() if s == 1500}
-        for name, means in (("tokens", lengths), ("width", widths)):
-            if len(means) > 2:
-                yield f"{slug}.slope-over-{name}", of(_slope(means), SCALING, "", 2)
+    for slug in ("auto", "low-rank"):
+        lengths = {
+            s: statistics.fmean(v.values()) for (s, w), v in scaled(slug).items() if w == 768
+        }
+        yield f"{slug}.slope-over-tokens", of(_slope(lengths), SCALING, "", 2)
 
 
 def _slope(means: Mapping[int, float]) -> Difference:
@@ -192,12 +188,11 @@ SEARCHED = ("adamw", "normuon", "torch-muon", "ours")
 def family(name: str) -> dict[str, dict[int, dict[str, Any]]]:
     """The runs of a family by method, then by seed.
 
-    ``default`` has the options of ``muon_for``, and ``full-space`` the same with that map. The others
-    are each at the options with the lowest validation loss on the seed that chooses.
+    ``default`` has the options of ``muon_for``. The others are each at the options with the lowest
+    validation loss on the seed that chooses.
     """
     runs = [row for row in rows("two-lines", FAMILIES[name]) if row["family"] == name]
-    wanted = [("full-space", "ours-full", DEFAULT), ("default", "ours", DEFAULT)]
-    wanted.append(("default", "default", {}))
+    wanted = [("default", "ours", DEFAULT), ("default", "default", {})]
     for method in SEARCHED:
         search = [row for row in runs if (row["method"], row["why"]) == (method, "search")]
         tried = [row for row in search if "validation" in row]
