@@ -7,7 +7,7 @@ to hold throughout. The figure shows rows side by side on one scale, so that the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -38,7 +38,10 @@ def gamma_blocks(section: Section) -> list[Block]:
     groups = [{row: row.label for row in section.rows}]
     groups += [{row: row.label for row in ablation.rows} for ablation in section.ablations]
     figures = [gamma_figure(rows, f"{section.slug}-gamma-{i}") for i, rows in enumerate(groups)]
-    return part(gamma_table(section.all_rows), _CAPTION, figures)
+    names = dict(groups[0])
+    for ablation in section.ablations:
+        names |= {row: f"{row.label}, {ablation.subject}" for row in ablation.rows}
+    return part(gamma_table(names), _CAPTION, figures)
 
 
 def gamma_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
@@ -61,16 +64,16 @@ def gamma_of(runs: Iterable[RunRecord]) -> pd.DataFrame:
     return log.astype({"gamma": float, "nu": float})
 
 
-def gamma_table(rows: Sequence[Row]) -> Table:
+def gamma_table(rows: Mapping[Row, str]) -> Table:
     """A line for each monitored row: how inexact its steps were, and where they were most so."""
     lines = []
-    for row in rows:
+    for row, name in rows.items():
         log = gamma_of(row.runs["record"])
         if log[["gamma", "nu"]].notna().any().all():
             worst, steps = log.loc[log["gamma"].idxmax()], log["step"].unique()
             sampled = f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)}, last {max(steps)}"
             cells = {
-                "Method": row.label,
+                "Method": name,
                 "Runs": row.seeds_text,
                 "Sampled steps": sampled,
                 "γ, median": _decimal(log["gamma"].median()),

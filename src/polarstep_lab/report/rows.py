@@ -34,6 +34,8 @@ from polarstep_lab.report.runs import (
 
 __all__ = ["AblationSet", "Row", "Section", "sections_of"]
 
+_COMMANDS_TO_LIST = 4
+
 
 @dataclass(frozen=True, eq=False)
 class Row:
@@ -150,8 +152,13 @@ class Row:
 
     @property
     def commands(self) -> str:
-        """The commands that repeat these runs, in order of seed."""
-        return "\n".join(self.runs["command"][self.runs["command"] != ""].unique())
+        """The commands that repeat these runs, in order of seed; of many, the first."""
+        known = self.runs[self.runs["command"] != ""]
+        commands = [*known["command"].unique()]
+        if len(commands) > _COMMANDS_TO_LIST:
+            others = ", ".join(map(str, known["seed"].iloc[1:]))
+            commands = [commands[0], f"# and with the seeds {others}"]
+        return "\n".join(commands)
 
 
 @dataclass(frozen=True, eq=False)

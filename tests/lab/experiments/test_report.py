@@ -368,7 +368,7 @@ def test_the_table_of_inexactness_has_the_worst_of_each_row(tmp_path):
     lost = write_run(tmp_path / "b", method="Muon (Polyak)", status="diverged")
     (lost / "gamma.jsonl").write_text(json.dumps(rows[0] | {"nu": 1998.4756}) + "\n")
     found = section(tmp_path)
-    assert gamma_table(found.all_rows).rows == [
+    assert gamma_table({row: row.label for row in found.rows}).rows == [
         ["Muon (Polyak)", "0 of 1 (1 diverged)", "step 0", "0.2500", "0.2500", "1998", "a, step 0"],
         ["Muon (Nesterov)", "1", "2, last 10", "0.3750", "0.5000", "0.1000", "b [2], step 10"],
     ]
@@ -516,6 +516,14 @@ def test_the_page_says_everything(files, runs):
     assert "the loss was not finite at step 66" in text
     assert "Synthetic CPU, 2 threads" in text
     assert str(runs.parent) not in text
+
+
+def test_of_many_seeds_the_first_command_stands_for_all(tmp_path):
+    for seed in range(7):
+        write_run(tmp_path / str(seed), seed=seed)
+    first, others = section(tmp_path).rows[0].commands.splitlines()
+    assert first.endswith("--seed 0")
+    assert others == "# and with the seeds 1, 2, 3, 4, 5, 6"
 
 
 def test_csv_keeps_every_digit_and_every_run(tmp_path):
