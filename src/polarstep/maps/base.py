@@ -236,17 +236,6 @@ class PolarMap(ABC):
         with numeric_context(M.device):
             return polar.multiplied_out().to(M.dtype).reshape(M.shape)
 
-    def __getstate__(self) -> dict[str, object]:
-        """The options alone, without what follows from them."""
-        options = getattr(self, "__dataclass_fields__", vars(self))
-        return {name: value for name, value in vars(self).items() if name in options}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        """Read the options, and find again what follows from them."""
-        vars(self).update(state)
-        if hasattr(self, "__post_init__"):
-            self.__post_init__()
-
 
 def one_step(polar: PolarMap, M: Tensor, generator: torch.Generator | None = None) -> Polar | None:
     """One step from ``init`` on ``M`` of shape ``(..., m, n)``; ``None`` if M is empty."""
