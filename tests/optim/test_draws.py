@@ -39,3 +39,16 @@ def test_a_fresh_sketch_is_another_one_at_every_step(name: str) -> None:
     first, second, third = steps_taken(name, 3)
     for a, b in ((first, second), (second, third), (first, third)):
         assert (a - b).norm() > 1e-3 * a.norm()
+
+
+def test_numbers_that_are_kept_are_those_of_the_precision() -> None:
+    """A warm sketch starts from the same numbers at every step, and float64 has more of their digits."""
+    one, two = (Parameter(torch.zeros(12, 20, dtype=d)) for d in (torch.float32, torch.float64))
+    together = ps.Muon([one, two], polar=sketched(ps.Warm()))
+    alone = ps.Muon([Parameter(two.detach().clone())], polar=sketched(ps.Warm()))
+    for optimizer in (together, alone):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad = gaussian(12, 20).to(p.dtype)
+        optimizer.step()
+    assert torch.equal(two, alone.param_groups[0]["params"][0])

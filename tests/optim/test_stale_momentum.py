@@ -55,6 +55,14 @@ def test_denormal_matrices_are_lifted_like_others(scale: float) -> None:
     assert (T - small).norm() < 0.1 * T.norm()
 
 
+def test_momentum_below_every_normal_number_is_set_to_zero() -> None:
+    """Its peak is as small, and β times the smallest number would be that number for ever."""
+    p = torch.nn.Parameter(torch.zeros(8, 8))
+    optimizer = ps.Muon([p], lr=1e-3)
+    trained(p, optimizer, [1e-40, *[0.0] * EVERY])
+    assert not optimizer.state[p]["momentum_buffer"].any()
+
+
 def test_one_expert_of_a_stack_rests_while_the_others_move() -> None:
     p = torch.nn.Parameter(torch.zeros(3, 8, 8))
     optimizer = ps.Muon([p], lr=1e-3, momentum=0.8)
