@@ -123,7 +123,7 @@ def main(*names: str) -> None:
     kernels.available = lambda device: True
     kernels.capability = lambda device: divmod(_Hopper(gpu).capability, 10)
     descriptors.capability = kernels.capability
-    ops._BY_KERNELS["cpu"] = _OnHopper()
+    ops._CPU = _OnHopper()
     for name in names or [each + ending for ending in ("", *OPTIONS) for each in MAPS]:
         ending = next((each for each in OPTIONS if name.endswith(each)), "")
         polar, options = MAPS[name.removesuffix(ending)], OPTIONS.get(ending, {})

@@ -22,11 +22,14 @@ from polarstep.ops.cuda import Cuda
 __all__ = ["Products", "ops_of"]
 
 _CPU, _CUDA = Cpu(), Cuda()
+_INTERPRETED = kernels.interpreted()  # Triton too reads it once
 _BY_KERNELS: dict[str, Products] = {}
 
 
 def ops_of(device: torch.device) -> Products:
     """The operations for tensors on ``device``."""
+    if device.type == "cpu" and not _INTERPRETED:
+        return _CPU
     if not kernels.available(device):
         return _CPU if device.type == "cpu" else _CUDA
     if not _BY_KERNELS:
