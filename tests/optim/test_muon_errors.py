@@ -170,75 +170,208 @@ def test_bad_groups(group, message):
     assert len(optimizer.param_groups) == 1
 
 
-def test_the_count_of_steps_is_no_option_to_give():
-    with pytest.raises(ValueError, match="expected some of") as error:
-        Muon([{"params": [matrix()], "wd": 0.1}])
-    assert "split_sizes, " in str(error.value)
-    assert "step," not in str(error.value)
+NET, W = mlp(8, 8, 8, 2), matrix()
+ADAMW = torch.optim.AdamW([Parameter(torch.ones(2))], lr=0.004, weight_decay=0.1)
+SAYS_ADAMW = (
+    r"write polarstep\.AdamW\(lr=0\.004, betas=\(0\.9, 0\.999\), eps=1e-08, weight_decay=0\.1\)$"
+)
+IN_INFERENCE = torch.inference_mode()(lambda: Parameter(torch.eye(3)))()
+TWICE = r"is in its group twice: .*leave one"
+NO_RULE = {"algorithm": "adamw"}
 
 
-@pytest.mark.parametrize("option", ["lr", "momentum", "weight_decay", "lr_factor"])
-def test_a_truth_value_is_no_number(option):
-    with pytest.raises(TypeError, match=f"{option}=False: expected a"):
-        Muon([matrix()], **{option: False})
-    if option != "lr_factor":
-        with pytest.raises(TypeError, match=f"{option}=True: expected a"):
-            SGD(**{option: True})
-
-
-def test_bad_calls():
-    W = matrix()
-    with pytest.raises(ValueError, match=r"params is empty: expected at least one .* make it anew"):
-        Muon([])
-    with pytest.raises(TypeError, match="params is a Parameter: expected parameters or groups"):
-        Muon(W)
+def later(group):
+    """Add ``group`` to an optimizer that holds W."""
     optimizer = Muon([W])
-    with pytest.raises(TypeError, match=r'group is a list: expected a dict, as \{"params"'):
-        optimizer.add_param_group([W])
-    with pytest.raises(ValueError, match=r"^group 1, parameter 0 is in another group .* leave it"):
-        optimizer.add_param_group({"params": [W]})
-    with pytest.raises(ValueError, match=r"^group 1, parameter 0 has shape \(4,\): Muon updates"):
-        Muon([{"params": [matrix()]}, {"params": [Parameter(torch.ones(4))]}])
-    with pytest.raises(ValueError, match="no 'params'"):
-        optimizer.add_param_group({"lr": 0.1})
-    assert len(optimizer.param_groups) == 1
+    try:
+        optimizer.add_param_group(group)
+    finally:
+        assert len(optimizer.param_groups) == 1
 
 
-@pytest.mark.parametrize("algorithm", ["muon", "adamw"])
-def test_a_parameter_that_is_twice_in_a_group_is_refused(algorithm):
-    W, other = matrix(), matrix()
-    for params in ([W, other, W], [("a", W), ("b", other), ("c", W)]):
-        with pytest.raises(
-            ValueError, match=r"^(parameter 2|c) is in its group twice: .*leave one"
-        ):
-            Muon([{"params": params, "algorithm": algorithm}])
-    optimizer = Muon([other])
-    with pytest.raises(ValueError, match=r"^group 1, parameter 1 is in its group twice"):
-        optimizer.add_param_group({"params": [W, W], "algorithm": algorithm})
-    assert len(optimizer.param_groups) == 1
-    optimizer.add_param_group({"params": [W], "algorithm": algorithm})
+# What is called, the error, and its words.
+CALLS = [
+    # parameters
+    (lambda: Muon([]), ValueError, r"params is empty: expected at least one .* make it anew"),
+    (lambda: Muon(W), TypeError, "params is a Parameter: expected parameters or groups"),
+    (lambda: Muon(None), TypeError, "params is a NoneType: expected parameters or groups of them"),
+    (lambda: Muon(NET), TypeError, r"a whole model: let polarstep\.muon_for\(model\)"),
+    (lambda: Muon(NET.parameters), TypeError, r"is a method: .*model\.parameters\(\) with its"),
+    (lambda: Muon(NET.state_dict()), TypeError, r"parameter 0 is a str: .*give the items\(\)"),
+    (
+        lambda: Muon({"params": [W], "lr": 0.1}),
+        TypeError,
+        r"a single parameter group.*a list of gro",
+    ),
+    (
+        lambda: Muon([NET]),
+        TypeError,
+        r"parameter 0 is a Sequential: .*give the parameters\(\) of a",
+    ),
+    (lambda: Muon([[W]]), TypeError, "parameter 0 is a list: .*give one flat list"),
+    (lambda: Muon([{"params": NET[0]}]), TypeError, r"params is a Linear: .*list\(module\.par"),
+    (lambda: Muon([W, matrix(), W]), ValueError, f"^parameter 2 {TWICE}"),
+    (lambda: Muon([("a", W), ("b", W)]), ValueError, f"^b {TWICE}"),
+    (lambda: Muon([{"params": [W, W], **NO_RULE}]), ValueError, f"^parameter 1 {TWICE}"),
+    (lambda: Muon([IN_INFERENCE]), TypeError, r"was made inside torch\.inference_mode"),
+    (
+        lambda: Muon([{"params": [W]}, {"params": [Parameter(torch.ones(4))]}]),
+        ValueError,
+        r"^group 1, parameter 0 has shape \(4,\): Muon updates",
+    ),
+    (lambda: later([W]), TypeError, r'group is a list: expected a dict, as \{"params"'),
+    (
+        lambda: later({"params": [W]}),
+        ValueError,
+        r"^group 1, parameter 0 is in another .* leave it",
+    ),
+    (lambda: later({"params": [matrix()] * 2}), ValueError, r"^group 1, parameter 1 is in its"),
+    (lambda: later({"lr": 0.1}), ValueError, "no 'params'"),
+    # options of Muon
+    (lambda: Muon([W], lr=False), TypeError, "lr=False: expected a"),
+    (lambda: Muon([W], momentum=False), TypeError, "momentum=False: expected a"),
+    (lambda: Muon([W], weight_decay=False), TypeError, "weight_decay=False: expected a"),
+    (lambda: Muon([W], lr_factor=False), TypeError, "lr_factor=False: expected a"),
+    (lambda: Muon([W], rounding="up"), ValueError, "rounding='up': expected one of nearest, comp"),
+    (
+        lambda: Muon([W], momentum_dtype="int8"),
+        ValueError,
+        "momentum_dtype='int8': expected one of",
+    ),
+    (
+        lambda: Muon([W], momentum_dtype=torch.float64),
+        ValueError,
+        "=torch.float64: expected one of N",
+    ),
+    (
+        lambda: Muon([W], eps=1e-10),
+        TypeError,
+        r'\{"params": …, "algorithm": "adamw", "eps": 1e-10\}',
+    ),
+    (
+        lambda: Muon([W], 0.02, 0.1),
+        TypeError,
+        r"0\.1 has no name in the call of Muon: expected names",
+    ),
+    (
+        lambda: later({"params": [matrix()], "polar": None}),
+        TypeError,
+        "polar=None: .*leave the key out",
+    ),
+    (
+        lambda: LowRank(2, 1, always_sketch=True)(torch.zeros(8, 9, device="meta")),
+        TypeError,
+        r"meta device has no random numbers.*to_empty",
+    ),
+    # rules for other parameters
+    (lambda: AdamW(lr=-1), ValueError, r"lr=-1: expected a finite number ≥ 0"),
+    (lambda: SGD(lr=-1), ValueError, r"lr=-1: expected a finite number ≥ 0"),
+    (lambda: SGD(lr=None), TypeError, "lr=None: expected a finite number ≥ 0"),
+    (lambda: SGD(lr=True), TypeError, "lr=True: expected a"),
+    (lambda: SGD(momentum=True), TypeError, "momentum=True: expected a"),
+    (
+        lambda: SGD(momentum="0.9"),
+        TypeError,
+        r"momentum='0\.9': expected a number, 0 ≤ momentum < 1",
+    ),
+    (lambda: SGD(nesterov="no"), TypeError, "nesterov='no': expected True or False"),
+    (lambda: SGD(weight_decay=math.inf), ValueError, r"weight_decay=inf: expected a finite number"),
+    (
+        lambda: AdamW(weight_decay=math.inf),
+        ValueError,
+        r"weight_decay=inf: expected a finite number",
+    ),
+    (lambda: AdamW(betas=(0.9,)), ValueError, "betas=.*expected two numbers in"),
+    (lambda: AdamW(betas=("a", "b")), TypeError, "betas=.*expected two numbers in"),
+    (lambda: AdamW(betas=None), TypeError, "betas=.*expected two numbers in"),
+    (lambda: AdamW(lr=torch.ones(())), TypeError, r'got a Tensor as its lr: .* group\["lr"\] = lr'),
+    (lambda: AdamW(fused=True), TypeError, "fused=True is no argument of AdamW: leave it out"),
+    (lambda: AdamW(amsgrad=True), TypeError, "AdamW here is without it"),
+    (lambda: AdamW(wd=0.1), TypeError, "give weight_decay$"),
+    (lambda: AdamW(epsilon=1e-10), TypeError, "give eps$"),
+    (lambda: AdamW(beta2=0.99), TypeError, r"did you mean betas\?"),
+    (lambda: SGD(dampening=0.1), TypeError, "SGD here is without it"),
+    (lambda: SGD(zebra=1), TypeError, "expected some of lr, momentum, nesterov, weight_decay"),
+    # muon_for
+    (lambda: muon_for([*NET]), TypeError, r"^model is a list: .*torch\.nn\.ModuleList\("),
+    (lambda: muon_for([]), TypeError, r"^model is a list: .*go to polarstep\.Muon\(params\)"),
+    (lambda: muon_for({"g": NET}), TypeError, r"^model is a dict: .*torch\.nn\.ModuleDict\("),
+    (lambda: muon_for(nn.Transformer), TypeError, r"^model is a type: .*as Transformer\("),
+    (
+        lambda: muon_for(NET.parameters()),
+        TypeError,
+        r"^model is a generator: .*polarstep\.Muon\(par",
+    ),
+    (lambda: muon_for(NET, splits=3), TypeError, r"splits=3: expected a dict by patterns of par"),
+    (lambda: muon_for(NET, layouts="conv"), TypeError, r"layouts='conv': expected a dict by pat"),
+    (
+        lambda: muon_for(NET, rules={"0.*": "muon"}),
+        TypeError,
+        r"rules=\{.*\}: expected a list of pairs",
+    ),
+    (lambda: muon_for(NET, rules="0.weight"), TypeError, r"rules='0\.weight': expected a list of"),
+    (lambda: muon_for(NET, split_sizes=(4, 4)), TypeError, r"split_sizes=.*did you mean splits\?"),
+    (lambda: muon_for(NET, layout="conv"), TypeError, r"layout='conv'.*did you mean layouts\?"),
+    (
+        lambda: muon_for(NET, process_group="nccl"),
+        TypeError,
+        r"='nccl': expected the ranks.*\.WORLD",
+    ),
+    (
+        lambda: muon_for(NET, betas=(0.9, 0.9)),
+        TypeError,
+        r"others=polarstep\.AdamW\(betas=\(0\.9, 0\.9",
+    ),
+    (
+        lambda: muon_for(NET, adamw_lr=3e-4),
+        TypeError,
+        r"give others=polarstep\.AdamW\(lr=0\.0003\)",
+    ),
+    (lambda: muon_for(NET, adam_betas=(0, 0)), TypeError, r"polarstep\.AdamW\(betas=\(0, 0\)\)"),
+    (lambda: muon_for(NET, adamw_eps=1e-10), TypeError, r"polarstep\.AdamW\(eps=1e-10\)"),
+    (lambda: muon_for(NET, epsilon=1e-10), TypeError, r"polarstep\.AdamW\(eps=1e-10\)"),
+    (lambda: muon_for(NET, adamw_wd=0.1), TypeError, r"polarstep\.AdamW\(weight_decay=0\.1\)"),
+    (lambda: muon_for(NET, others=ADAMW), TypeError, f"others=a AdamW: .*{SAYS_ADAMW}"),
+    (
+        lambda: muon_for(NET, heads=torch.optim.AdamW),
+        TypeError,
+        r"write polarstep\.AdamW\(lr=1e-3\)$",
+    ),
+    (lambda: muon_for(NET, rules=[("0.*", ADAMW)]), TypeError, f"target a AdamW: .*{SAYS_ADAMW}"),
+    (
+        lambda: muon_for(NET, others=torch.optim.RMSprop([Parameter(torch.ones(2))])),
+        TypeError,
+        "others=a RMSprop: .*AdamW",
+    ),
+    # a weight decay that turns every sign
+    (
+        lambda: muon_for(NET, weight_decay=100),
+        ValueError,
+        r"=100 with lr=0\.02: .*= -1, .*usual.*50",
+    ),
+    (lambda: muon_for(NET, others=AdamW(weight_decay=60)), ValueError, r"=60 with lr=0\.02"),
+    (
+        lambda: muon_for(NET, others=AdamW(lr=1e-3, weight_decay=2000)),
+        ValueError,
+        r"weight_decay=100 with lr=0\.02",
+    ),
+]
 
 
-def test_rules_check_their_own():
-    for rule in (AdamW, SGD):
-        with pytest.raises(ValueError, match=r"lr=-1: expected a finite number ≥ 0"):
-            rule(lr=-1)
-        with pytest.raises(ValueError, match=r"weight_decay=inf: expected a finite number ≥ 0"):
-            rule(weight_decay=math.inf)
-    with pytest.raises(ValueError, match="betas"):
-        AdamW(betas=(0.9,))
-    for betas in (0.9, ("a", "b"), None):
-        with pytest.raises(TypeError, match=r"betas=.*expected two numbers in"):
-            AdamW(betas=betas)
-    with pytest.raises(TypeError, match="lr=None: expected a finite number ≥ 0"):
-        SGD(lr=None)
-    for rule in (AdamW, SGD):
-        with pytest.raises(TypeError, match=r'got a Tensor as its lr: .* group\["lr"\] = lr'):
-            rule(lr=torch.tensor(0.1))
-    with pytest.raises(TypeError, match=r"momentum='0\.9': expected a number, 0 ≤ momentum < 1"):
-        SGD(momentum="0.9")
-    with pytest.raises(TypeError, match="nesterov='no': expected True or False"):
-        SGD(nesterov="no")
+@pytest.mark.parametrize(("call", "error", "message"), CALLS, ids=[words for _, _, words in CALLS])
+def test_calls_that_are_refused(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
+
+
+def test_what_looks_like_a_mistake_and_is_none():
+    muon_for(NET, weight_decay=50, others=AdamW(lr=1e-3, weight_decay=1000))
+    torch.optim.Muon([matrix()], 0.02, 0.1)  # where torch has weight_decay
+    Muon([{"params": [matrix()], "maximize": False, "foreach": True, "capturable": True}])
+    assert Distribution(process_group=None).process_group is None
+    with pytest.raises(ValueError, match=r"expected some of .*split_sizes, ") as told:
+        Muon([{"params": [matrix()], "wd": 0.1}])
+    assert "step," not in str(told.value)  # the count of steps is no option to give
 
 
 @pytest.mark.parametrize(
@@ -342,14 +475,6 @@ def test_a_first_step_is_not_captured(algorithm):
 
 
 @pytest.mark.parametrize(
-    "model", [torch.nn.Sequential(torch.nn.Linear(4, 4)), torch.nn.Bilinear(2, 2, 2)]
-)
-def test_a_whole_model_belongs_to_muon_for(model):
-    with pytest.raises(TypeError, match=r"a whole model: let polarstep\.muon_for\(model\)"):
-        Muon(model)
-
-
-@pytest.mark.parametrize(
     "buffer", [torch.zeros(3, 2), torch.zeros(4), 7], ids=["other", "vector", "number"]
 )
 def test_momentum_that_cannot_be_the_parameters_is_refused(buffer):
@@ -363,16 +488,6 @@ def test_momentum_that_cannot_be_the_parameters_is_refused(buffer):
     with pytest.raises(ValueError, match=r"momentum_buffer of parameter 0 is .*shape \(2, 3\)"):
         optimizer.load_state_dict(state)
     assert torch.equal(optimizer.state[W]["momentum_buffer"], before)
-
-
-def test_a_sketch_on_the_meta_device_says_what_is_missing():
-    with pytest.raises(TypeError, match=r"meta device has no random numbers.*to_empty"):
-        LowRank(2, 1, always_sketch=True)(torch.zeros(8, 9, device="meta"))
-
-
-def test_options_of_torch_that_change_nothing_are_let_through():
-    W = matrix()
-    Muon([{"params": [W], "maximize": False, "foreach": True, "capturable": True}])
 
 
 @pytest.mark.parametrize("algorithm", ["muon", "adamw", "sgd"])
@@ -405,13 +520,6 @@ def test_the_state_of_another_rule_is_refused_before_anything_changes():
     assert set(optimizer.state[Y]) == {"step", "exp_avg", "exp_avg_sq"}
 
 
-def test_a_parameter_made_in_inference_mode_is_refused():
-    with torch.inference_mode():
-        W = Parameter(torch.eye(3))
-    with pytest.raises(TypeError, match=r"parameter 0 was made inside torch\.inference_mode"):
-        Muon([W])
-
-
 @pytest.mark.parametrize("algorithm", ["muon", "adamw"])
 def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
     shared = Parameter(torch.zeros(1, 3).expand(4, 3))
@@ -420,45 +528,6 @@ def test_a_parameter_whose_entries_share_memory_is_refused(algorithm):
     one_row = Parameter(torch.zeros(3).as_strided((1, 3), (0, 1)))
     assert one_row.stride() == (0, 1)  # the row has no neighbour to share memory with
     Muon([{"params": [one_row], "algorithm": algorithm}])
-
-
-@pytest.mark.parametrize(
-    ("params", "message"),
-    [
-        (
-            nn.Linear(3, 3).parameters,
-            r"params is a method: expected .*model\.parameters\(\) with its",
-        ),
-        (None, "params is a NoneType: expected parameters or groups of them"),
-        (dict(nn.Linear(3, 3).named_parameters()), r"parameter 0 is a str: .*give the items\(\)"),
-        (
-            {"params": [Parameter(torch.eye(3))], "lr": 0.1},
-            r"a single parameter group.*a list of gro",
-        ),
-        ([nn.Linear(3, 3)], r"parameter 0 is a Linear: .*give the parameters\(\) of a module"),
-        ([[nn.Parameter(torch.eye(3))]], "parameter 0 is a list: .*give one flat list"),
-        ([{"params": nn.Linear(3, 3)}], r"params is a Linear: .*list\(module\.parameters\(\)\)"),
-    ],
-)
-def test_what_is_no_list_of_parameters(params, message):
-    with pytest.raises(TypeError, match=message):
-        Muon(params)
-
-
-@pytest.mark.parametrize(
-    ("model", "remedy"),
-    [
-        ([nn.Linear(3, 3), nn.Linear(3, 3)], r"a list: .*make one, as torch\.nn\.ModuleList\("),
-        ({"generator": nn.Linear(3, 3)}, r"a dict: .*make one, as torch\.nn\.ModuleDict\("),
-        (nn.Transformer, r"a type: .*give an instance, as Transformer\("),
-        (nn.Linear(3, 3).parameters(), r"a generator: .*go to polarstep\.Muon\(params\)"),
-        (nn.Linear(3, 3).state_dict(), r"a OrderedDict: .*go to polarstep\.Muon\(params\)"),
-        ([], r"a list: .*go to polarstep\.Muon\(params\)"),
-    ],
-)
-def test_what_is_no_model(model, remedy):
-    with pytest.raises(TypeError, match=f"^model is {remedy}"):
-        muon_for(model)
 
 
 @pytest.mark.parametrize(
@@ -493,83 +562,6 @@ def test_unknown_arguments_of_muon_and_muon_for(option, remedy):
         muon_for(lr=0.1)(mlp(8, 8, 8, 2), **option)
 
 
-def test_the_options_of_adamw_are_sent_to_its_rule():
-    with pytest.raises(TypeError, match=r"others=polarstep\.AdamW\(betas=\(0\.9, 0\.99\)\)"):
-        muon_for(mlp(8, 8, 8, 2), betas=(0.9, 0.99))
-    with pytest.raises(
-        TypeError, match=r'a group \{"params": …, "algorithm": "adamw", "eps": 1e-10\}'
-    ):
-        Muon([Parameter(torch.eye(3))], eps=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("rule", "option", "remedy"),
-    [
-        (AdamW, {"fused": True}, r"fused=True is no argument of AdamW: leave it out"),
-        (AdamW, {"foreach": False}, r"foreach=False is no argument of AdamW: leave it out"),
-        (AdamW, {"amsgrad": True}, r"AdamW here is without it"),
-        (AdamW, {"wd": 0.1}, r"give weight_decay$"),
-        (AdamW, {"epsilon": 1e-10}, r"give eps$"),
-        (AdamW, {"beta2": 0.99}, r"did you mean betas\?"),
-        (SGD, {"dampening": 0.1}, r"SGD here is without it"),
-        (SGD, {"zebra": 1}, r"expected some of lr, momentum, nesterov, weight_decay"),
-    ],
-    ids=str,
-)
-def test_unknown_options_of_the_rules_for_other_parameters(rule, option, remedy):
-    with pytest.raises(TypeError, match=remedy):
-        rule(lr=0.1, **option)
-
-
-@pytest.mark.parametrize(
-    ("option", "rule"),
-    [
-        ({"adamw_lr": 3e-4}, r"AdamW\(lr=0\.0003\)"),
-        ({"adam_betas": (0.9, 0.99)}, r"AdamW\(betas=\(0\.9, 0\.99\)\)"),
-        ({"adamw_eps": 1e-10}, r"AdamW\(eps=1e-10\)"),
-        ({"epsilon": 1e-10}, r"AdamW\(eps=1e-10\)"),
-        ({"adamw_wd": 0.1}, r"AdamW\(weight_decay=0\.1\)"),
-    ],
-)
-def test_other_libraries_names_for_the_options_of_adamw(option, rule):
-    with pytest.raises(TypeError, match=f"it is AdamW's; give others=polarstep.{rule}"):
-        muon_for(mlp(8, 8, 8, 2), **option)
-
-
-def test_muon_for_has_its_own_names_for_cuts_and_layouts():
-    with pytest.raises(TypeError, match=r"split_sizes=.*did you mean splits\?"):
-        muon_for(mlp(8, 8, 8, 2), split_sizes=(4, 4))
-    with pytest.raises(TypeError, match=r"layout='conv'.*did you mean layouts\?"):
-        muon_for(mlp(8, 8, 8, 2), layout="conv")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"splits": 3}, r"splits=3: expected a dict by patterns of parameter names"),
-        ({"layouts": "conv"}, r"layouts='conv': expected a dict by patterns"),
-        ({"rules": {"0.weight": "muon"}}, r"rules=\{.*\}: expected a list of pairs"),
-        ({"rules": "0.weight"}, r"rules='0\.weight': expected a list of pairs"),
-    ],
-)
-def test_arguments_of_muon_for_of_another_type(options, message):
-    with pytest.raises(TypeError, match=message):
-        muon_for(mlp(8, 8, 8, 2), **options)
-
-
-def test_a_process_group_that_is_none():
-    with pytest.raises(TypeError, match=r"process_group='nccl': expected the ranks.*group\.WORLD"):
-        muon_for(mlp(8, 8, 8, 2), process_group="nccl")
-    assert Distribution(process_group=None).process_group is None
-
-
-def test_a_weight_decay_in_torchs_place_is_not_taken_for_momentum():
-    W = Parameter(torch.eye(3))
-    torch.optim.Muon([W], 0.02, 0.1)
-    with pytest.raises(TypeError, match=r"0\.1 has no name in the call of Muon: expected names"):
-        Muon([W], 0.02, 0.1)
-
-
 @pytest.mark.parametrize("build", [lambda net, **o: Muon([net[0].weight], **o), muon_for])
 def test_options_of_torch_that_ask_for_nothing_may_be_passed_on(build):
     torchs = dict.fromkeys(("foreach", "maximize", "differentiable", "capturable"), False)
@@ -580,53 +572,6 @@ def test_options_of_torch_that_ask_for_nothing_may_be_passed_on(build):
     for option in torchs:
         with pytest.raises(TypeError, match=rf"{option}=True is no argument of \w+: leave it out"):
             build(net, **{option: True})
-
-
-ADAMW = torch.optim.AdamW([Parameter(torch.ones(2))], lr=0.004, weight_decay=0.1)
-SAYS_ADAMW = (
-    r"write polarstep\.AdamW\(lr=0\.004, betas=\(0\.9, 0\.999\), eps=1e-08, weight_decay=0\.1\)$"
-)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"others": ADAMW}, rf"others=a AdamW: .*{SAYS_ADAMW}"),
-        ({"heads": torch.optim.AdamW}, r"write polarstep\.AdamW\(lr=1e-3\)$"),
-        ({"rules": [("0.*", ADAMW)]}, rf"has the target a AdamW: .*{SAYS_ADAMW}"),
-        ({"others": torch.optim.RMSprop([Parameter(torch.ones(2))])}, r"others=a RMSprop: .*AdamW"),
-    ],
-)
-def test_an_optimizer_in_the_place_of_a_rule(options, message):
-    with pytest.raises(TypeError, match=message):
-        muon_for(mlp(8, 8, 8, 2), **options)
-
-
-@pytest.mark.parametrize(
-    ("polar", "message"),
-    [
-        (Exact, r"polar=<class .*Exact'>: .*give an instance, as Exact\(\)"),
-        (None, r"polar=None: .*leave the key out"),
-        ("exact", r"polar='exact': expected a polar map"),
-    ],
-)
-def test_what_is_no_map_in_a_group(polar, message):
-    with pytest.raises(TypeError, match=message):
-        Muon([{"params": [Parameter(torch.ones(3, 3))], "polar": polar}])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"weight_decay": 100}, r"weight_decay=100 with lr=0\.02: .*= -1, .*0\.05 is usual.*50"),
-        ({"others": AdamW(weight_decay=60)}, r"weight_decay=60 with lr=0\.02"),
-        ({"others": AdamW(lr=1e-3, weight_decay=2000)}, r"weight_decay=100 with lr=0\.02"),
-    ],
-)
-def test_a_weight_decay_that_turns_every_sign(options, message):
-    with pytest.raises(ValueError, match=message):
-        muon_for(mlp(8, 8, 8, 2), **options)
-    muon_for(mlp(8, 8, 8, 2), weight_decay=50, others=AdamW(lr=1e-3, weight_decay=1000))
 
 
 def test_a_weight_decay_that_a_schedule_makes_too_large():
