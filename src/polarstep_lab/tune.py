@@ -54,7 +54,7 @@ OPENING = 4
 SEARCH = "search.json"
 """The file beside the trials that says what is searched."""
 
-Pruner = Literal["median", "hyperband", "none"]
+Pruner = Literal["median", "none"]
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Search:
                 f"recipe {self.recipe!r} marks nothing to tune for {self.method}: expected a range "
                 "for at least one setting in its search space"
             )
-        if self.pruner not in ("median", "hyperband", "none"):
-            raise ConfigError(f"pruner {self.pruner!r}: expected median, hyperband or none")
+        if self.pruner not in ("median", "none"):
+            raise ConfigError(f"pruner {self.pruner!r}: expected median or none")
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -253,10 +253,7 @@ class _Study:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._search, self._opening = search, opening_values(search)
         with _quietly():
-            self.study = optuna.create_study(
-                study_name=f"{search.recipe}/{search.method}",  # by which Hyperband makes brackets
-                pruner=_pruner(search.pruner),
-            )
+            self.study = optuna.create_study(pruner=_pruner(search.pruner))
         self.waiting: list[_Trial] = []
         """Trials that were interrupted."""
 
@@ -477,6 +474,4 @@ def _pruner(name: Pruner) -> optuna.pruners.BasePruner:
         return optuna.pruners.MedianPruner(
             n_startup_trials=OPENING, n_warmup_steps=2, n_min_trials=3
         )
-    if name == "hyperband":
-        return optuna.pruners.HyperbandPruner(min_resource=1, reduction_factor=3)
     return optuna.pruners.NopPruner()

@@ -72,7 +72,7 @@ def clear_errors(how_to_go_on: str) -> Iterator[None]:
     except Interrupted as stopped:
         raise fail(stopped, f"{stopped}. {how_to_go_on}", INTERRUPTED) from None
     except KeyboardInterrupt as stopped:
-        raise fail(stopped, f"Stopped at once. {how_to_go_on}", INTERRUPTED) from None
+        raise fail(stopped, f"Stopped. {how_to_go_on}", INTERRUPTED) from None
     except torch.cuda.OutOfMemoryError as error:
         first = str(error).splitlines()[0]
         remedy = (

@@ -48,7 +48,7 @@ def tune(
         Where, typer.Option("--on", help="Where trials are made: home, or ray (a Ray cluster).")
     ] = "home",
     seed: Annotated[int, typer.Option(help="Seed of the runs and of the search.")] = 0,
-    pruner: Annotated[str, typer.Option(help="median, hyperband or none.")] = "median",
+    pruner: Annotated[str, typer.Option(help="median or none.")] = "median",
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", help="KEY=VALUE for all trials, as in model.layers=2."),
