@@ -1,7 +1,7 @@
 """Models of real libraries: the role of each parameter, and the matrices it is read as.
 
-A line has a name without ``.weight`` and with ``#`` for numbers, the role, and the matrices. Vectors of one
-dimension are not listed.
+A line has a name, the role and the matrices. Names have ``#`` for numbers and no ``.weight``. Vectors of
+one dimension are not listed.
 """
 
 from __future__ import annotations
