@@ -30,6 +30,15 @@ class Momentum:
     entries: ClassVar[tuple[str, ...]] = ()
     """The names of the tensors that a rule keeps beside C. They begin at zero."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise for a string as ``entries``, whose letters would be taken for names."""
+        super().__init_subclass__(**options)
+        if isinstance(cls.entries, str):
+            raise TypeError(
+                f"{cls.__name__} has entries={cls.entries!r}: expected a tuple of names, as "
+                f"({cls.entries!r},)"
+            )
+
     def step(
         self,
         group: dict[str, Any],

@@ -14,7 +14,6 @@ from tests.spectra import gaussian
 import polarstep as ps
 from polarstep.maps import MapState, Polar, Traits
 from polarstep.maps.base import Factors, Lift
-from polarstep.transforms import followed
 
 
 @dataclass(frozen=True)
@@ -140,43 +139,6 @@ def test_what_a_step_may_not_return_before_a_transform(layout):
     with pytest.raises(ValueError, match=r"Stateful\.step returned a Polar without T"):
         optimizer.step()
     assert torch.equal(p, gaussian(6, 9).float())
-
-
-@dataclass(frozen=True)
-class Noting(Stateful):
-    """A map that notes the names it is given, in ``resumes`` and in ``step``, and carries ``names``."""
-
-    made: Any = None
-    given: Any = field(default=None, hash=False, compare=False)
-
-    def resumes(self, carry, m, n):
-        self.given.append(("resumes", *carry))
-        return all(name in carry for name in self.names)
-
-    def step(self, M, carry, draw):
-        self.given.append(("step", *carry))
-        return Polar(M, M), MapState(dict.fromkeys(self.names, M[..., 0]))
-
-
-@pytest.mark.parametrize("layout", ["auto", "transposed"])
-def test_a_map_before_a_transform_resumes_from_what_its_step_is_given(layout):
-    W, given = torch.nn.Parameter(gaussian(6, 9).float()), []
-    polar = Noting(names=("columns",), given=given)
-    optimizer = ps.Muon([W], polar=polar, transform=ps.NormalizedRows(), layout=layout)
-    for _ in range(3):
-        W.grad = torch.ones_like(W)
-        optimizer.step()
-    assert given[0] == ("step",)
-    assert {*given[1:]} == {("resumes", "columns"), ("step", "columns")}
-    assert given[-1] == ("step", "columns")
-
-
-def test_a_map_cannot_resume_from_what_the_transform_carries():
-    """Another map may have left an entry under the name that the transform has now."""
-    polar = followed(Noting(names=("rows",), given=[]), ps.NormalizedRows())
-    assert not polar.resumes(MapState(rows=torch.ones(2, 6)), 6, 9)
-    stateless = followed(ps.NewtonSchulz(2, "quintic"), ps.NormalizedRows())
-    assert stateless.resumes(MapState(rows=torch.ones(2, 6)), 6, 9)
 
 
 def test_what_a_call_may_not_return():

@@ -19,9 +19,8 @@ from tests.spectra import gaussian, with_singular_values
 from torch import nn
 
 import polarstep as ps
-from polarstep.maps import base, deflated
-from polarstep.maps.base import Lift
-from polarstep.rates import SCALES, ShapeScale, resolve_scale
+from polarstep.maps import base
+from polarstep.rates import SCALES, ShapeScale
 
 INNER = ps.NewtonSchulz(4, "polar-express-sketch")
 
@@ -270,23 +269,6 @@ def test_zero_matrices_stay_beside_others():
     assert p[1].detach().sub(1).square().mean().sqrt().item() == pytest.approx(0.2, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "scale", ["none", "spectral", lambda m, n: 0.3], ids=["none", "spectral", "function"]
-)
-@pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
-def test_the_norm_is_computed_only_where_it_is_asked_for(polar, scale, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("asked")
-
-    monkeypatch.setattr(Lift, "squared_norm", refuse)
-    for module in (base, deflated):
-        monkeypatch.setattr(module, "counted_norm", refuse)
-    gradients = [gaussian(64, 160).float()]
-    updates(polar, gradients, shape_scale=scale)
-    with pytest.raises(AssertionError, match="asked"):
-        updates(polar, gradients)
-
-
 @pytest.mark.parametrize("polar", [low_rank(24), *DEFLATED.values()], ids=["low rank", *DEFLATED])
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
 def test_what_is_not_finite_moves_nothing_else(polar, bad):
@@ -329,26 +311,6 @@ def test_only_groups_that_ask_for_it_are_scaled_by_the_norm():
     ps.Muon([alone], lr=1.0, polar=MAPS["deflated"], shape_scale="none").step()
     assert first.detach().square().mean().sqrt().item() == pytest.approx(0.2, rel=TOLERANCE)
     assert torch.allclose(second, alone, atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "scale"), [*product(MAPS, ("spectral", "function"))])
-def test_other_scales_do_not_depend_on_the_map(name, scale):
-    factor = {"spectral": 2.0, "function": 0.3}[scale]
-    gradients = [gaussian(160, 40).float()]
-    [plain] = updates(MAPS[name], gradients, shape_scale="none")
-    chosen = "spectral" if scale == "spectral" else lambda m, n: 0.3 * m / 160
-    [scaled] = updates(MAPS[name], gradients, shape_scale=chosen)
-    assert scaled == pytest.approx(factor * plain, rel=1e-4)
-
-
-def test_scales_of_an_empty_matrix_are_numbers():
-    assert {name: scale(0, 4, 0) for name, scale in SCALES.items()} == {
-        "none": 1.0,
-        "spectral": 1.0,
-        "fan-ratio": 0.0,
-        "rms": 0.0,
-    }
-    assert resolve_scale(lambda m, n: m - n)(7, 4, 2) == 3
 
 
 def test_an_editor_completes_every_name():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -124,3 +125,24 @@ def test_what_is_no_momentum_rule_is_refused() -> None:
         TypeError, match=r"momentum_rule=0\.9: expected a rule.*β is the option mom"
     ):
         ps.Muon([Parameter(torch.zeros(2, 2))], momentum_rule=0.9)
+
+
+@pytest.mark.parametrize(
+    ("made", "found"), [(lambda G: None, "a NoneType"), (lambda G: G[:1], r"\(1, 2\)")]
+)
+def test_what_a_momentum_rule_may_not_return(made, found: str) -> None:
+    @dataclass(frozen=True)
+    class Slip(ps.Momentum):
+        def step(self, group, G, C, kept, finite=None):
+            return made(G)
+
+    W = Parameter(torch.zeros(2, 2))
+    W.grad = torch.ones(2, 2)
+    with pytest.raises(TypeError, match=rf"Slip\.step returned {found}: expected M.*\(2, 2\)"):
+        ps.Muon([W], momentum_rule=Slip()).step()
+    assert not W.any()
+
+
+def test_a_string_as_entries_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"has entries='square': .*as \('square',\)"):
+        type("Slip", (ps.Momentum,), {"entries": "square"})

@@ -186,6 +186,12 @@ class ParameterUpdate:
             kept = kept_by_rule(self.p, self._state, rule)
             kept = {name: self._here(X) for name, X in kept.items()}
             M = rule.step(group, self._G, C, kept, self.finite)
+            if not isinstance(M, Tensor) or M.shape != C.shape:
+                found = tuple(M.shape) if isinstance(M, Tensor) else f"a {type(M).__name__}"
+                raise TypeError(
+                    f"{type(rule).__name__}.step returned {found}: expected M, a tensor of shape "
+                    f"{tuple(C.shape)}, as its G"
+                )
             keep_momentum(C, self.p, self._state, self._kept)
             if M is C:
                 M = C.to(momentum_dtype(self.p.dtype))
