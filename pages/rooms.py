@@ -24,11 +24,12 @@ ROWS: tuple[tuple[Room, ...], ...] = (
         Room("ranks", "plans and exchange"),
     ),
     (
+        Room("state.py", "kept between steps"),
         Room("bucket.py", "same-shaped matrices"),
-        Room("state.py", "momentum and more"),
         Room("others.py", "AdamW, SGD, own"),
     ),
     (
+        Room("momentum.py", "from G to M"),
         Room("maps", "from M to T"),
         Room("transforms.py", "after the map"),
     ),
@@ -62,6 +63,7 @@ ARROWS = (
     ("bucket.py", "maps"),
     ("bucket.py", "transforms.py"),
     ("state.py", "maps"),
+    ("state.py", "momentum.py"),
     ("maps", "ops"),
     ("transforms.py", "ops"),
     ("ops", "kernels"),
