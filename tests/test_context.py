@@ -438,7 +438,7 @@ def test_a_step_runs_on_the_gpu_of_its_parameters(entered, monkeypatch):
     W = nn.Parameter(gaussian(8, 12).float())
     optimizer, seen = ps.Muon([W]), []
     monkeypatch.setattr(optimizer, "_first_gpu", lambda: torch.device("cuda", 1))
-    monkeypatch.setattr(optimizer, "_update_groups", lambda: seen.extend(entered))
+    monkeypatch.setattr(optimizer, "_update_groups", lambda captured: seen.extend(entered))
     optimizer.step()
     assert seen == [0, 1]
 

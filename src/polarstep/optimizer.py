@@ -388,8 +388,9 @@ class Muon(Checkpointed):
     def _update(self) -> None:
         # A step chooses its own precision. Tensors of a state that were made in torch.inference_mode()
         # could not be changed by later steps outside it. Buckets on further GPUs enter their own.
-        with numeric_context(), on_device(self._first_gpu()), inference_mode_off():
-            self._update_groups()
+        gpu = self._first_gpu()
+        with numeric_context(), on_device(gpu), inference_mode_off():
+            self._update_groups(captured=gpu is not None and in_a_graph())
 
     def _first_gpu(self) -> torch.device | None:
         """The GPU of the first parameter that is on one."""
@@ -398,9 +399,8 @@ class Muon(Checkpointed):
         params = (p for group in self.param_groups for p in group["params"])
         return next((p.device for p in params if p.is_cuda), None)
 
-    def _update_groups(self) -> None:
+    def _update_groups(self, *, captured: bool) -> None:
         error = self._error_of_changes()  # on ranks all raise it together
-        captured = self._first_gpu() is not None and in_a_graph()
         ranks = torch.distributed.is_available() and torch.distributed.is_initialized()
         spread = self._distribution.spread(self.param_groups) if ranks else []
         if spread and captured:
