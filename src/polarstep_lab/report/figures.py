@@ -20,7 +20,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 
-__all__ = ["ALARM", "INK", "INK_SOFT", "Drawing", "Look", "Panel", "Series", "looks", "shades"]
+__all__ = [
+    "ALARM",
+    "INK",
+    "INK_SOFT",
+    "Drawing",
+    "Look",
+    "Panel",
+    "Series",
+    "looks",
+    "points_only",
+    "shades",
+]
 
 INK, INK_SOFT, RULE, PAGE, ALARM = "#1b1d23", "#5a5e69", "#d9dce3", "#fefefe", "#b3261e"
 
