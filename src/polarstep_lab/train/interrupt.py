@@ -19,7 +19,6 @@ __all__ = [
     "Interrupted",
     "ctrl_c_blocked",
     "ctrl_c_ends_the_process",
-    "unblock_ctrl_c",
 ]
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -72,10 +71,9 @@ class Interrupt:
 
 @contextmanager
 def ctrl_c_blocked() -> Iterator[None]:
-    """A context that holds Ctrl-C back from this process and from processes that it starts.
+    """A context that holds Ctrl-C back from this process, and for good from processes that it starts.
 
-    This process sees a Ctrl-C when the context ends, a started process when it calls
-    :func:`unblock_ctrl_c`.
+    This process sees a Ctrl-C when the context ends.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -85,12 +83,6 @@ def ctrl_c_blocked() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def unblock_ctrl_c() -> None:
-    """Let this process see Ctrl-C; a Ctrl-C that came before raises KeyboardInterrupt here."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @contextmanager
