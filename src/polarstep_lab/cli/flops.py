@@ -19,7 +19,6 @@ from polarstep_lab.flops import (
     Workload,
     gflops,
     ledger,
-    markdown,
     relative_difference,
 )
 from polarstep_lab.flops.communication import (
@@ -47,9 +46,6 @@ def flops(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object: GFLOPs by method, unrounded.")
     ] = False,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table of docs/flops.md.")
-    ] = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show what each method spends, item by item.")
     ] = False,
@@ -69,14 +65,10 @@ def flops(
         workload = workload_named(name)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="WORKLOAD") from error
-    if as_json and as_markdown:
-        raise typer.BadParameter("--json and --markdown: expected at most one of the two")
     if ranks is not None:
         _on_ranks(workload, mesh_of(mesh, ranks), as_json)
     elif as_json:
         typer.echo(json.dumps(gflops(workload) | gflops(workload, OURS), indent=2))
-    elif as_markdown:
-        typer.echo(markdown(workload))
     else:
         console = Console()
         console.print(_comparison(workload))

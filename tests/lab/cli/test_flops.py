@@ -58,21 +58,9 @@ def test_verbose_adds_the_items():
             assert item in result.stdout
 
 
-def test_markdown_is_the_documentations_table():
-    result = run("nanogpt", "--markdown")
-    assert result.exit_code == 0
-    assert result.stdout.strip() == flops.markdown(flops.NANOGPT)
-
-
 def test_an_unknown_workload_is_named_with_the_known_ones():
     result = run("mnist")
     assert result.exit_code != 0
     message = " ".join(result.output.replace("│", " ").split())
     assert "workload 'mnist': expected one of nanogpt, cifar10" in message
     assert "Traceback" not in result.output
-
-
-def test_two_formats_at_once_are_refused():
-    result = run("nanogpt", "--json", "--markdown")
-    assert result.exit_code != 0
-    assert "--json" in result.output
