@@ -264,7 +264,7 @@ AXES: tuple[Axis, ...] = (
         attrgetter("optimizer.polar.sketch"),
         nanogpt=("gaussian", "kaczmarz"),
         cifar10=("gaussian", "kaczmarz"),
-        also=("warm", *_FAST_SKETCHES),
+        also=("warm", "kaczmarz-filled", *_FAST_SKETCHES),
     ),
     Axis(
         "rest",

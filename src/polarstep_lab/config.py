@@ -61,7 +61,7 @@ Patterns = Annotated[
     Field(min_length=1, strict=False),
     BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
 ]
-SketchName = Literal["gaussian", "kaczmarz", "warm"]
+SketchName = Literal["gaussian", "kaczmarz", "kaczmarz-filled", "warm"]
 RestName = Literal["dropped", "lifted"]
 SolverName = Literal[
     "cubic",
@@ -83,7 +83,8 @@ class PolarConfig:
     ``"empirical"`` is the name the paper gives to Jordan's coefficients, and ``"polar-express"`` is the
     list that it prints for the benchmark. ``"polar-express-default"`` (what :class:`polarstep.Muon`
     takes by default, with five steps) and ``"polar-express-sketch"`` are ours. Sketches are the
-    paper's two and ``"warm"``, which starts from the last step's factor (:class:`polarstep.Warm`).
+    paper's two, ``"kaczmarz-filled"``, in which no column is drawn twice, and ``"warm"``, which starts
+    from the last step's factor (:class:`polarstep.Warm`).
 
     ``rest`` says what becomes of R = M − QQᵀM, which the paper's maps drop. ``"lifted"`` keeps it
     (:class:`polarstep.Deflated`): it is lifted together with the head by one step of degree 17. With

@@ -8,7 +8,9 @@ parameter. A peer stands in the place of Muon (:mod:`polarstep_lab.optimizers.pe
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,7 +43,12 @@ WHITENING_PORTION = 3 / 8
 WHITENING_BIAS = "whitening.bias"
 
 MOMENTUM = {"float32": None, "bfloat16": torch.bfloat16, "int8": torch.int8}
-SKETCHES = {"gaussian": ps.Gaussian, "kaczmarz": ps.Kaczmarz, "warm": ps.Warm}
+SKETCHES: dict[str, Callable[[], Any]] = {
+    "gaussian": ps.Gaussian,
+    "kaczmarz": ps.Kaczmarz,
+    "kaczmarz-filled": partial(ps.Kaczmarz, fill=True),
+    "warm": ps.Warm,
+}
 # FLOPs per entry of normalized rows: mean square, division, norms before and after, rescaling.
 ROWS = 2 + 1 + 2 + 2 + 1
 
@@ -293,7 +300,9 @@ def optimizer_gflops(model: Model, config: RunConfig, device: torch.device | Non
             polar=lambda _, m, n: {"polar map": auto.on(m, n, on).flops(m, n)},
         )
         return sum(spent.values()) / 1e9
-    sketch = None if polar.rank is None else "gaussian" if warm else polar.sketch
+    sketch = None
+    if polar.rank is not None:
+        sketch = "kaczmarz" if polar.sketch.startswith("kaczmarz") else "gaussian"
     paper = sum(muon_ledger(work, nesterov=rule.nesterov, sketch=sketch).values())
     return (paper + _other_solver(work, config, shapes) + _rest(config, shapes)) / 1e9
 

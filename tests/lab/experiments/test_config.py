@@ -584,6 +584,7 @@ def test_the_flops_of_a_run_are_those_of_its_sketch():
             return optimizer_gflops(ConvNet(config.model), config)
 
     assert spent("rand-muon", sketch="kaczmarz") == spent("rand-muon-kaczmarz")
+    assert spent("rand-muon", sketch="kaczmarz-filled") == spent("rand-muon-kaczmarz")
     assert spent("rand-muon-kaczmarz", sketch="gaussian") == spent("rand-muon")
     # A warm sketch iterates once a step, whatever the power it starts with.
     assert spent("rand-muon", sketch="warm") == spent("rand-muon", power=0)
