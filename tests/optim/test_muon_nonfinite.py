@@ -15,7 +15,6 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from polarstep import LowRank, Muon, NewtonSchulz, gradients, others
-from polarstep.gradients import collect
 from polarstep.maps import Warm
 
 POLARS = [
@@ -221,29 +220,3 @@ def test_parameters_that_are_stepped_together_step_as_they_would_alone(
         assert torch.equal(params[6], torch.ones(33, dtype=dtype))
     for other in ends[1:]:
         assert all(torch.equal(a, b) for a, b in zip(ends[0], other, strict=True))
-
-
-def test_flags_of_many_gradients_are_found_at_once(monkeypatch):
-    """In several precisions, empty ones too; a flag is false where an entry is NaN or infinite."""
-    ends = []
-    for by_norms in (False, True):
-        monkeypatch.setattr(gradients, "_by_norms", lambda device, by_norms=by_norms: by_norms)
-        launches = []
-        for repeats in (1, 10):
-            params = [
-                Parameter(torch.ones(shape, dtype=dtype))
-                for shape in [(3, 4), (0, 4), (5, 2)] * repeats
-                for dtype in (torch.float32, torch.bfloat16)
-            ]
-            for i, p in enumerate(params):
-                p.grad = torch.ones_like(p)
-                if p.numel() and i % 3:
-                    p.grad[-1, -1] = (math.nan, math.inf, -math.inf)[i % 5 % 3]
-            optimizer = Muon(params, nonfinite="skip")
-            with Operations() as ops:
-                work = collect(optimizer.param_groups[0])
-            launches.append(ops.launches)
-        ends.append([bool(flag) for flag in work.finite])
-        assert ends[-1] == [bool(p.grad.isfinite().all()) for p in params]
-        assert by_norms == (launches[0] == launches[1])
-    assert ends[0] == ends[1]

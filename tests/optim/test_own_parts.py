@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from tests.own_parts import FIRST_STEPS, OWN, SHAPES, WITH_STATE, Run, same
-from torch import Tensor
 
 import polarstep as ps
-from polarstep.maps import Draw, MapState, Polar, Traits
 
 over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
 over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())
@@ -122,73 +119,3 @@ def test_a_run_that_is_set_back_starts_from_nothing_again(polar: ps.PolarMap) ->
     fresh.go(range(3))
     for i in range(len(SHAPES)):
         assert same(run.values(i), fresh.values(i))
-
-
-@dataclass(frozen=True)
-class Counting(ps.PolarMap):
-    """A map that begins with a carry of its own: T is divided by the number of the step."""
-
-    traits = Traits(carries=("count",))
-
-    def init(
-        self, batch: int, m: int, n: int, device: torch.device, dtype: torch.dtype
-    ) -> MapState:
-        return MapState(count=torch.ones(batch, dtype=dtype, device=device))
-
-    def step(self, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
-        polar, _ = ps.Exact().step(M, MapState(), draw)
-        return Polar(M, polar.dense / carry["count"][:, None, None]), MapState(
-            count=carry["count"] + 1
-        )
-
-
-def test_a_map_may_begin_with_a_carry_of_its_own() -> None:
-    params = [torch.nn.Parameter(torch.zeros(4, 6)) for _ in range(2)]
-    optimizer = ps.Muon(params, lr=1.0, shape_scale="none", polar=Counting(), momentum=0.0)
-    G = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
-    for _ in range(3):
-        for p in params:
-            p.grad = G.clone()
-        optimizer.step()
-    expected = -ps.Exact()(G) * (1 + 1 / 2 + 1 / 3)
-    for p in params:
-        torch.testing.assert_close(p.detach(), expected)
-    assert torch.equal(Counting()(G), ps.Exact()(G))
-
-
-@dataclass(frozen=True)
-class First(ps.Sketch):
-    """The first ℓ columns of M, by a ``times`` of its own."""
-
-    def draw(
-        self,
-        n: int,
-        width: int,
-        generator: torch.Generator,
-        dtype: torch.dtype = torch.float32,
-        out: Tensor | None = None,
-    ) -> Tensor:
-        return torch.empty(width, dtype=dtype, device=generator.device)
-
-    def omega(self, M: Tensor, numbers: Tensor) -> Tensor:
-        return torch.eye(M.shape[-1], len(numbers), dtype=M.dtype, device=M.device)
-
-    def times(self, M: Tensor, numbers: Tensor) -> Tensor:
-        CALLS.append(M.shape)
-        return M[..., : len(numbers)]
-
-    def flops(self, m: int, n: int, width: int) -> int:
-        return 0
-
-
-CALLS: list[torch.Size] = []
-
-
-def test_times_of_a_sketch_of_ones_own_is_what_is_called() -> None:
-    CALLS.clear()
-    M = torch.randn(8, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    polar = ps.LowRank(3, 1, power=0, sketch=First(), inner=ps.Exact(), always_sketch=True)
-    T = polar(M)
-    assert [torch.Size((1, 8, 12))] == CALLS
-    Q, _ = torch.linalg.qr(M[:, :4])
-    torch.testing.assert_close(T, Q @ ps.Exact()(Q.mT @ M))

@@ -11,7 +11,6 @@ from tests.routing.sample_models import SmallGPT, mlp
 from tests.spectra import gaussian
 from torch import Tensor, nn
 from torch.nn import Parameter
-from torch.optim import lr_scheduler as schedulers
 
 from polarstep import SGD, AdamW, Elementwise, Muon, muon_for
 from polarstep.rates import as_rule_sees
@@ -231,35 +230,6 @@ def one_rate(optimizer: Muon, rate: float) -> None:
     """As nanoGPT's loop does."""
     for group in optimizer.param_groups:
         group["lr"] = rate
-
-
-SCHEDULES = {
-    "a loop": lambda opt: lambda k: one_rate(opt, 0.02 * (0.1 + 0.3 * k)),
-    "OneCycleLR": lambda opt: stepping(
-        schedulers.OneCycleLR(opt, max_lr=0.02, total_steps=5, cycle_momentum=False)
-    ),
-    "LambdaLR": lambda opt: stepping(schedulers.LambdaLR(opt, lambda k: (k + 1) / 4)),
-    "CosineAnnealingLR": lambda opt: stepping(schedulers.CosineAnnealingLR(opt, 4, eta_min=1e-3)),
-}
-
-
-def stepping(scheduler):
-    return lambda k: scheduler.step() if k else None
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_a_schedule_changes_all_rates_by_one_factor(name):
-    SEEN.clear()
-    model = mlp(8, 8, 8, 3)
-    optimizer = muon_for(model, others=Seen())
-    schedule, rates, proportions = SCHEDULES[name](optimizer), [], set()
-    for k in range(4):
-        trained(optimizer, model, range(k, k + 1), schedule)
-        assert len({group["lr"] for group in optimizer.param_groups}) == 1
-        rates.append(optimizer.param_groups[0]["lr"])
-        proportions.add(tuple(f"{lr / rates[-1]:.6g}" for lr, _, _ in SEEN[-2:]))
-    assert len(set(rates)) > 2
-    assert len(proportions) == 1
 
 
 def test_a_smaller_rate_is_smaller_for_everything():
