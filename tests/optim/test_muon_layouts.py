@@ -46,15 +46,44 @@ def by_hand(pieces, gradients, **options):
     return [p.detach() for p in params]
 
 
+def flat(X):
+    """A filter as one matrix."""
+    return [X.reshape(X.shape[0], -1)]
+
+
+def stacked(X):
+    """The matrices of a stack."""
+    return [*X.reshape(-1, *X.shape[-2:])]
+
+
+# The shape of a parameter, options that say how it is read, and its matrices.
+READ = {
+    "filters": ((8, 3, 2, 2), {}, flat),
+    "filters in three dimensions": ((4, 2, 2, 2, 2), {}, flat),
+    "filters in one dimension": ((8, 3, 2), {"layout": "conv"}, flat),
+    "experts": ((2, 3, 5, 7), {"layout": "stack"}, stacked),
+    **{
+        f"parts {split} of {shape}": (
+            shape,
+            {"split_sizes": split},
+            lambda X, split=split: [part for M in stacked(X) for part in M.split(split)],
+        )
+        for split in ((6, 3, 3), (4, 4, 4), (12,), (1, 11))
+        for shape in ((12, 5), (2, 12, 5))
+    },
+}
+
+
+@pytest.mark.parametrize(("shape", "options", "matrices"), READ.values(), ids=READ)
 @pytest.mark.parametrize("scale", ["spectral", "rms"])
-def test_convolutions(scale):
-    for shape, layout in (((8, 3, 2, 2), "auto"), ((8, 3, 2), "conv"), ((4, 2, 2, 2, 2), "auto")):
-        W = Parameter(gaussian(*shape, seed=9))
-        start = W.detach().reshape(shape[0], -1).clone()
-        step(W, layout=layout, shape_scale=scale)
-        gradients = [[gaussian(*shape, seed=k).reshape(shape[0], -1)] for k in range(3)]
-        (expected,) = by_hand([start], gradients, shape_scale=scale)
-        torch.testing.assert_close(W.detach().reshape(shape[0], -1), expected)
+def test_each_matrix_steps_as_if_it_were_alone(shape, options, matrices, scale):
+    W = Parameter(gaussian(*shape, seed=9))
+    start = matrices(W.detach().clone())
+    step(W, shape_scale=scale, **options)
+    gradients = [matrices(gaussian(*shape, seed=k)) for k in range(3)]
+    expected = by_hand(start, gradients, shape_scale=scale)
+    for found, alone in zip(matrices(W.detach()), expected, strict=True):
+        torch.testing.assert_close(found, alone)
 
 
 def test_channels_last_is_the_same_and_stays_so():
@@ -69,32 +98,6 @@ def test_channels_last_is_the_same_and_stays_so():
     assert L.is_contiguous(memory_format=torch.channels_last)
     buffer = optimizer.state[L]["momentum_buffer"]
     assert buffer.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_stacked_experts():
-    W = Parameter(gaussian(2, 3, 5, 7, seed=9))
-    start = W.detach().reshape(6, 5, 7).clone()
-    step(W, layout="stack")
-    gradients = [list(gaussian(2, 3, 5, 7, seed=k).reshape(6, 5, 7)) for k in range(3)]
-    expected = by_hand(list(start), gradients)
-    torch.testing.assert_close(W.detach().reshape(6, 5, 7), torch.stack(expected))
-
-
-@pytest.mark.parametrize("split", [(6, 3, 3), (4, 4, 4), (12,), (1, 11)], ids=str)
-@pytest.mark.parametrize("experts", [0, 2])
-def test_fused_projections(split, experts):
-    shape = (experts, 12, 5) if experts else (12, 5)
-    W = Parameter(gaussian(*shape, seed=9))
-    start = W.detach().clone().reshape(-1, 12, 5)
-    step(W, split_sizes=split, shape_scale="rms")
-
-    def cut(X):
-        return [piece for one in X.reshape(-1, 12, 5) for piece in one.split(split)]
-
-    expected = by_hand(
-        cut(start), [cut(gaussian(*shape, seed=k)) for k in range(3)], shape_scale="rms"
-    )
-    torch.testing.assert_close(W.detach().reshape(-1, 5), torch.cat(expected))
 
 
 def test_equal_shapes_are_one_call_whichever_groups_they_are_in():
