@@ -55,8 +55,7 @@ from polarstep.momentum import Momentum
 from polarstep.muon import step
 from polarstep.options import check_and_normalize, complete
 from polarstep.others import ELEMENTWISE, prepare_elementwise, step_elementwise
-from polarstep.ranks.distribution import BYTES_IN_FLIGHT, Distribution
-from polarstep.ranks.over_ranks import StepOverRanks
+from polarstep.ranks.distribution import BYTES_IN_FLIGHT, Distribution, StepOverRanks
 from polarstep.ranks.plans import AskedPlan
 from polarstep.rates import ShapeScale, measure, measured_factor, to_be_measured
 from polarstep.routing.choices import Origin, Routed, split_by_rule

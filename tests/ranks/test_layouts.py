@@ -152,9 +152,10 @@ def looks() -> dict[str, Any]:
     twins = Twins([EXPERTS, EXPERTS], Shard(0), polar=WARM)
 
     def step(**options: Any) -> int:
+        before = [X for its in twins.ours.state.values() for X in its.values()]
         with placements_read() as read:
             twins.step(**options)
-        return sum(read.count(id(X)) for its in twins.ours.state.values() for X in its.values())
+        return sum(read.count(id(X)) for X in before)
 
     step(), step()
     found: dict[str, Any] = {"alike": [step(), step()]}

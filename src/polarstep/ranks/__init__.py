@@ -2,8 +2,7 @@
 
 A step of shares, from the top; :mod:`polarstep.muon` takes it:
 
-over_ranks   what an optimizer asks of its ranks: to agree before a step, and on errors after it
-distribution where parameters lie, which plan each follows, and the shares of one step
+distribution the step of an optimizer: ranks agree, each does its share by its plan, and ranks end it
 plans        the table of plans, what they cost, and which one a parameter takes
 parts        which rank computes which matrix, and what travels to it and back
 exchange     how M gets to the ranks that compute T, and T back; on a GPU with owned_graph

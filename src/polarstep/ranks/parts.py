@@ -29,10 +29,11 @@ from torch import Tensor
 
 from polarstep import kernels
 from polarstep.bucket import BucketKey, Member, TensorBucket, in_parts
+from polarstep.maps import LowRank, PolarMap
+from polarstep.ops import ops_of
 from polarstep.ranks import carries, collectives
 from polarstep.ranks.layout import Layout, Piece
-from polarstep.ranks.plans import factor_width, wire_dtype
-from polarstep.state import State, carried_dtype
+from polarstep.state import State, carried_dtype, momentum_dtype
 
 __all__ = [
     "Item",
@@ -43,7 +44,9 @@ __all__ = [
     "Table",
     "Way",
     "computing_ranks",
+    "factor_width",
     "part_of",
+    "wire_dtype",
 ]
 
 
@@ -95,6 +98,18 @@ def part_of(piece: Piece, member: Member, k: int) -> Part | None:
         return None
     rows = (start - piece.rows[0], stop - piece.rows[0])
     return Part(batch - piece.batch[0], rows, start - first, piece.cols)
+
+
+def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The precision of M and T on the way: bfloat16 where the step rounds to it anyway."""
+    dtype = momentum_dtype(dtype)
+    fast = ops_of(device).dtype(dtype)
+    return fast if polar.traits.rounds_input and fast.itemsize < dtype.itemsize else dtype
+
+
+def factor_width(polar: PolarMap) -> int | None:
+    """ℓ of a map whose T is two factors; ``None`` where T is dense."""
+    return polar.width if isinstance(polar, LowRank) else None
 
 
 class SharedBucket(TensorBucket):

@@ -30,9 +30,8 @@ from polarstep import flops
 from polarstep.maps import LowRank, PolarMap, Warm
 from polarstep.maps.base import Containing
 from polarstep.matrix import MatrixView
-from polarstep.ops import ops_of
 from polarstep.ranks.layout import Layout
-from polarstep.state import momentum_dtype
+from polarstep.ranks.parts import factor_width, wire_dtype
 from polarstep.transforms import Transform, followed
 
 __all__ = [
@@ -49,9 +48,7 @@ __all__ = [
     "bytes_received",
     "check_plan",
     "chosen_plan",
-    "factor_width",
     "flops_per_rank",
-    "wire_dtype",
 ]
 
 Plan = Literal["local", "owner", "replicated", "gather"]
@@ -132,11 +129,6 @@ def flops_per_rank(plan: Plan, its: SharedMatrices, polar: PolarMap) -> float:
     # Each rank multiplies the two factors of its part of T.
     lift = 0 if width is None else flops.matmul(m, width, n)
     return -(-its.count // its.ranks) * (one - lift) + its.count * lift / S
-
-
-def factor_width(polar: PolarMap) -> int | None:
-    """ℓ of a map whose T is two factors; ``None`` where T is dense."""
-    return polar.width if isinstance(polar, LowRank) else None
 
 
 def _carried(polar: PolarMap, m: int, n: int) -> int:
@@ -241,10 +233,3 @@ def _cut_side(layout: Layout, view: MatrixView) -> Side:
     has_rows = ((0, view.batch), (0, view.rows))
     only_columns = all((piece.batch, piece.rows) == has_rows for piece in pieces)
     return "columns" if only_columns and layout.cut else "rows"
-
-
-def wire_dtype(polar: PolarMap, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The precision of M and T on the way: bfloat16 where the step rounds to it anyway."""
-    dtype = momentum_dtype(dtype)
-    fast = ops_of(device).dtype(dtype)
-    return fast if polar.traits.rounds_input and fast.itemsize < dtype.itemsize else dtype
