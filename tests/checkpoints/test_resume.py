@@ -257,24 +257,6 @@ def test_a_warm_sketch_draws_its_numbers_once(monkeypatch):
     assert len(draws) == first
 
 
-def test_numbers_are_drawn_in_the_precision_of_each_parameter():
-    """A parameter steps beside one of its shape and of another precision as it does alone."""
-    polar = LowRank(3, 2, sketch=Warm(), always_sketch=True)
-
-    def ends(*dtypes):
-        W = [Parameter(gaussian(8, 12).to(dtype)) for dtype in dtypes]
-        optimizer = Muon(W, lr=0.1, polar=polar)
-        for step in range(2):
-            for p in W:
-                p.grad = gaussian(8, 12, seed=step).to(p.dtype)
-            optimizer.step()
-        return W
-
-    single, double = ends(torch.float32, torch.float64)
-    assert torch.equal(single, *ends(torch.float32))
-    assert torch.equal(double, *ends(torch.float64))
-
-
 def test_numbers_of_earlier_seeds_are_dropped():
     W = Parameter(gaussian(8, 12))
     optimizer = Muon([W], lr=0.1, polar=LowRank(3, 2, sketch=Warm(), always_sketch=True))

@@ -273,17 +273,6 @@ def test_small_odd_and_wide_numbers_do_not_suit(device: torch.device) -> None:
     assert not eight_bits.suits_eight_bits(A, (1.0,) * 4)
 
 
-def test_a_plain_device_ignores_float8() -> None:
-    A, Q, Z = deflated(1, 32, 48, torch.device("cpu"))
-    A, Q, Z = A.float(), Q.float(), Z.float()
-    inverse = torch.ones(1, 1, 1)
-    results = [
-        Products().flat_step(A, Head(Q, Q.mT @ A, Z), inverse, FLAT, 1.1, most=1.0, float8=on)[0]
-        for on in (True, False)
-    ]
-    assert torch.equal(*results)
-
-
 @pytest.mark.parametrize("shape", [(512, 640), (768, 512), (512, 512)])
 def test_an_optimizer_applies_the_step_that_its_hooks_see(
     device: torch.device, shape: tuple[int, int]

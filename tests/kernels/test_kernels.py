@@ -125,40 +125,6 @@ def test_gram_form_in_few_launches(device: torch.device, m: int, steps: int, way
     )
 
 
-@pytest.mark.parametrize(
-    ("count", "m", "way"),
-    [
-        (2, 48, "_in_two_launches"),  # one block of rows: nothing to gain
-        (3, 144, "_side_by_side"),
-        (12, 144, "_in_two_launches"),
-    ],
-)
-def test_few_matrices_have_a_launch_for_each_product(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, count: int, m: int, way: str
-) -> None:
-
-    ops = ops_of(device)
-    from polarstep.kernels import small
-
-    monkeypatch.setattr(small, "suits_accumulated", lambda *_: False)
-    monkeypatch.setattr(type(ops), way, lambda *_: "this one")
-    G = randn(count, m, m, device=device).half()
-    assert ops.accumulated(G, ((3.4, -4.7, 2.0),)) == "this one"
-
-
-def test_what_is_too_large_for_one_launch_takes_two(device: torch.device) -> None:
-    from polarstep.ops.triton import _is_one_launch as one_launch
-
-    quintic = ((3.4, -4.7, 2.0),)
-    assert one_launch(randn(8, 256, 8, device=device).half(), quintic)
-    assert not one_launch(randn(8, 257, 8, device=device).half(), quintic)
-    assert not one_launch(randn(7, 256, 8, device=device).half(), quintic)  # few
-    assert not one_launch(randn(1, 8, 1025, device=device).half(), quintic)
-    assert not one_launch(randn(1, 16, 8, device=device).half().mT, quintic)
-    assert not one_launch(randn(1, 16, 8, device=device), quintic)
-    assert not one_launch(randn(1, 16, 8, device=device).half(), ((1.5, -0.5),))
-
-
 TILES = [(128, 128, 8), (128, 256, 3), (256, 128, 4), (64, 128, 2)]
 SIZES = [(2, 520, 64), (1, 520, 72), (2, 640, 520)]
 

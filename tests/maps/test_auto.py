@@ -47,40 +47,6 @@ def place(kind):
     return CPU if kind.startswith("cpu") else CUDA
 
 
-GRID = [
-    (16, 16), (64, 64), (64, 216), (64, 576), (100, 400), (128, 128), (200, 260), (256, 256),
-    (256, 576), (256, 2304), (300, 320), (320, 1280), (384, 384), (384, 1536), (512, 512), (512, 2048),
-    (544, 544), (576, 576), (640, 640), (704, 704), (768, 768), (768, 2304), (768, 3072), (1024, 1024),
-    (1024, 4096), (2048, 2048), (2048, 8192), (4096, 4096), (4096, 14336),
-]  # fmt: skip
-# What a model of the time of a whole step chose: f for full space, d for deflated, l for low rank.
-CHOSEN = {
-    ("B200", "balanced"): "fffffffffffffffffffdddddddddd",
-    ("B200", "cheap"): "ffffffffflflflfllllllllllllll",
-    ("H200", "balanced"): "fffffffffffdfdfdddddddddddddd",
-    ("H200", "cheap"): "fffffffflllllllllllllllllllll",
-    ("H100", "balanced"): "fffffffffffffdfdddddddddddddd",
-    ("H100", "cheap"): "fffffffflllllllllllllllllllll",
-    ("A100", "balanced"): "ffffffffddddddddddddddddddddd",
-    ("A100", "cheap"): "fffffflllllllllllllllllllllll",
-    ("cuda", "balanced"): "fffffffffffffdfdfffdddddddddd",
-    ("cuda", "cheap"): "fffffffflllllllllllllllllllll",
-    ("cpu", "balanced"): "ffffffddddddddddddddddddddddd",
-    ("cpu", "cheap"): "fffflllllllllllllllllllllllll",
-    ("cpu with tiles", "balanced"): "fffffffffffffffdffffddddddddd",
-    ("cpu with tiles", "cheap"): "fffflffllllllllllllllllllllll",  # and 128×128 in low rank
-    ("other", "balanced"): "ffffffddddddddddddddddddddddd",
-    ("other", "cheap"): "fffflllllllllllllllllllllllll",
-}
-
-
-@pytest.mark.parametrize("budget", ["balanced", "cheap"])
-def test_the_rows_choose_what_a_model_of_times_chose(kind, budget):
-    found = [auto._chosen(budget, m, n, place(kind))[0][0] for m, n in GRID]
-    turned = [auto._chosen(budget, n, m, place(kind))[0][0] for m, n in GRID]
-    assert "".join(found) == "".join(turned) == CHOSEN[kind, budget]
-
-
 @pytest.mark.parametrize("ratio", [1, 2, 3, 4, 8, 50])
 def test_a_device_sketches_from_some_row_on_and_longer_matrices_earlier(kind, ratio):
     for budget in ("balanced", "cheap"):
@@ -122,21 +88,6 @@ def test_on_an_h200_what_is_deflated_was_measured_to_take_less_time(kind, width)
     chosen = [ps.Auto().on(*shape, CUDA) for shape in ((width, width), (4 * width, width))]
     assert any(polar != FULL for polar in chosen)
     assert share < 0.9
-
-
-@pytest.mark.parametrize("kind", ["H200"], indirect=True)
-def test_on_an_h200_widths_from_544_on_are_deflated_and_the_filters_of_cifar10_are_not(kind):
-    square = [m for m in range(256, 1056, 32) if ps.Auto().on(m, m, CUDA) != FULL]
-    wide = [m for m in range(256, 1056, 32) if ps.Auto().on(m, 4 * m, CUDA) != FULL]
-    assert square == list(range(544, 1056, 32))
-    assert wide == list(range(320, 1056, 32))
-    for m, n in ((64, 216), (64, 576), (256, 576), (256, 2304)):
-        assert ps.Auto().on(m, n, CUDA) == FULL
-        assert "auto: a sketch pays from" in ps.Auto().describe(m, n, CUDA)
-    between = ps.Auto().on(320, 1280, CUDA)
-    assert between.head.always_sketch
-    assert between.describe(320, 1280, CUDA).startswith("Deflated: LowRank(56+8")
-    assert not ps.Auto().on(768, 3072, CUDA).head.always_sketch
 
 
 def test_a_gpu_of_unknown_kind_sketches_only_what_pays_on_the_others(monkeypatch):

@@ -89,14 +89,6 @@ def test_norm_is_at_most_one_for_any_number_of_steps(form, name, delta, steps, m
         assert (operator_norm(solver(M).double()) <= 1 + 1e-5).all()
 
 
-@pytest.mark.parametrize("delta", ["spectral", "operator"])
-def test_rounding_does_not_bring_delta_below_the_norm(delta):
-    """The Schatten norms of a matrix of rank one are its norm, and rounded they may be below it."""
-    M = (gaussian(60, 24, 1) @ gaussian(60, 1, 40, seed=1)).float()
-    T = NewtonSchulz(1, ((1.0, 0.0),), delta=delta, dtype=torch.float32)(M)  # M/δ
-    assert torch.linalg.matrix_norm(T.double(), 2).max() <= 1
-
-
 @pytest.mark.parametrize(("delta", "order"), [("spectral", 8), ("operator", 4096)])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @given(data=st.data())
@@ -160,12 +152,6 @@ def test_symmetric_products_compute_little_more_than_half(form, delta):
     assert products_of(form, (540, 560), 2, "quintic", delta) < 0.9 * whole
 
 
-def test_the_gram_form_is_for_long_matrices():
-    solver = NewtonSchulz(5, "quintic")
-    assert not solver.uses_gram(768, 768)
-    assert solver.uses_gram(768, 3072)
-
-
 def test_restarts_by_precision():
     def lengths(name, steps, dtype):
         starts = full_space.restarts(coefficients.resolve(name, steps), full_space.rounding(dtype))
@@ -177,23 +163,6 @@ def test_restarts_by_precision():
     assert lengths("quintic", 7, half) == [5, 2]
     assert lengths("polar-express", 5, single) == [3, 2]
     assert lengths("quintic", 7, single) == [6, 1]  # the last one settles
-
-
-def test_half_precision_is_for_polynomials_that_stay_in_its_range():
-    for name in coefficients.names():
-        # Of degree 17, with powers of G that have coefficients up to 9000.
-        assert full_space.fits_float16(coefficients.resolve(name, 9)) == (name != "flat")
-    assert not full_space.fits_float16(((30.0, 5.0),) * 3)
-    assert not full_space.fits_float16(((200.0, -199.0),))
-
-
-def test_wide_matrices_have_the_gram_form_in_float16():
-    solver = NewtonSchulz(5, "polar-express")
-    assert solver.uses_gram(4096, 14336, torch.float16)
-    assert solver.uses_gram(3072, 768, torch.float16)
-    assert not solver.uses_gram(4096, 4096, torch.float16)
-    assert not solver.uses_gram(4096, 14336, torch.bfloat16)
-    assert NewtonSchulz(5, "quintic", form="gram").uses_gram(8, 8, torch.bfloat16)
 
 
 def test_flops_is_the_papers_count_whichever_form_runs():
@@ -338,39 +307,6 @@ def test_an_unpickled_map_can_be_compiled_as_one_graph(name, monkeypatch):
     torch.testing.assert_close(compiled(M), expected)
 
 
-@pytest.mark.parametrize("name", ["quintic", "polar-express", "cubic"])
-def test_a_norm_read_off_the_gram_matrix_is_as_good(name):
-    X = torch.stack([gaussian(12, 80), 1e-3 * gaussian(12, 80, seed=1), torch.zeros(12, 80)])
-    polynomials = coefficients.resolve(name, 5)
-    exact = NewtonSchulz(5, name, form="plain")(X)
-    for scale in (1.0, 1e-30, 1e30):
-        got = full_space.apply_to_normalized((scale * X).float(), polynomials)
-        torch.testing.assert_close(got.double(), exact, atol=2e-5, rtol=0)
-    # A power of two changes no bit of T.
-    X = X.float()
-    once, again = (full_space.apply_to_normalized(s * X, polynomials) for s in (1.0, 2.0**-90))
-    assert torch.equal(once, again)
-    assert not once[2].any()
-
-
-@pytest.mark.parametrize(
-    ("name", "steps"),
-    [("quintic", 1), ("quintic", 5), ("quintic", 7), ("cubic", 9), ("polar-express-sketch", 4)],
-)
-def test_the_weight_of_a_matrix_makes_its_polar_factor(name, steps):
-    X = torch.stack([gaussian(12, 80), matrix("one-dominant", 12, 80), torch.zeros(12, 80)])
-    polynomials = coefficients.resolve(name, steps)
-    exact = NewtonSchulz(steps, name, form="plain")(X)
-    for scale in (1.0, 1e-30, 1e30):
-        W, S, _ = full_space.weight((scale * X).float(), polynomials)
-        torch.testing.assert_close((W @ S).double(), exact, atol=3e-5, rtol=0)
-    X = X[:2]
-    W, S, G = full_space.weight(X, polynomials)
-    assert S is X
-    torch.testing.assert_close(G, X @ X.mT)
-    torch.testing.assert_close(W @ X, exact[:2], atol=1e-12, rtol=0)
-
-
 def test_a_weight_shrinks_by_its_own_rounding_errors():
     """‖WX‖_op ≤ 1 without a last step that would settle it."""
     polynomials = coefficients.resolve("quintic", 7)
@@ -382,17 +318,6 @@ def test_a_weight_shrinks_by_its_own_rounding_errors():
     exact, _, _ = full_space.weight(gaussian(40, 60)[None], polynomials)
     rounded, _, _ = full_space.weight(gaussian(40, 60)[None].float(), polynomials)
     assert 0.9e-5 < 1 - float((rounded / exact).median()) < 1.1e-5
-
-
-def test_there_is_no_weight_where_a_gram_matrix_must_be_formed_afresh():
-    X = gaussian(12, 80).float()[None]
-    long = coefficients.resolve("quintic", 12)
-    assert full_space.restarts(long, full_space.rounding(X.dtype), settling=False)
-    assert full_space.weight(X, long) is None
-    assert NewtonSchulz(12, "quintic", form="gram").lift(X).W is None
-    assert NewtonSchulz(7, "quintic", form="plain").lift(X).W is None
-    assert NewtonSchulz(7, "quintic", delta="spectral").lift(X).W is None
-    assert NewtonSchulz(7, "quintic", form="gram").lift(X).W is not None
 
 
 @pytest.mark.parametrize("name", ["cubic", "quintic", "jordan", "polar-express"])
@@ -420,35 +345,6 @@ def test_the_loss_in_full_space_is_relative_to_the_norm():
     torch.testing.assert_close(found, 4 * norm * expected)
     largest = NewtonSchulz(5, "jordan").bounds(1, norm)[0]
     assert largest[0] == largest[1] > 1
-
-
-@pytest.mark.parametrize(
-    ("options", "usual"),
-    [
-        ({}, True),
-        ({"delta": "spectral"}, False),
-        ({"delta": 3.0}, False),
-        ({"dtype": torch.float32}, False),
-        ({"form": "plain"}, False),
-        ({"form": "gram"}, False),
-    ],
-    ids=str,
-)
-def test_a_kernel_may_take_the_polynomials_where_nothing_was_asked_for(options, usual):
-    solver = NewtonSchulz(5, "quintic", **options)
-    assert solver.uses_defaults == usual
-
-
-@pytest.mark.parametrize("steps", [1, 12])
-@pytest.mark.parametrize("asked", [None, torch.float64, torch.bfloat16])
-def test_the_gram_form_ends_in_the_precision_that_is_asked_for(steps, asked):
-    X = gaussian(1, 6, 9, dtype=torch.float32) / 10
-    polynomials = coefficients.resolve("quintic", steps)
-    found = full_space.apply_polynomials(X, polynomials, asked)
-    assert found.dtype == (asked or torch.float32)
-    tolerance = 1e-2 if asked == torch.bfloat16 else 1e-5
-    expected = full_space.apply_polynomials(X.double(), polynomials)
-    torch.testing.assert_close(found.double(), expected, atol=tolerance, rtol=0)
 
 
 @pytest.mark.parametrize(

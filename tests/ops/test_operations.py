@@ -9,18 +9,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from polarstep import rng
 from polarstep.maps.coefficients import resolve
-from polarstep.numerics import (
-    frobenius_norm,
-    largest_entry,
-    leaves_range,
-    plain_product,
-    shrink_of,
-)
 from polarstep.ops import ops_of
 from polarstep.ops.base import Products, squared_norm
 from polarstep.ops.cpu import Cpu
 from polarstep.ops.cuda import Cuda
-from polarstep.ops.lazy import Head, RowProduct
+from polarstep.ops.lazy import Head
 
 DEVICES = {"plain": Products(), "cpu": Cpu()}
 over_devices = pytest.mark.parametrize("ops", DEVICES.values(), ids=DEVICES.keys())
@@ -73,18 +66,6 @@ def test_bfloat16_stays_where_the_device_multiplies_in_it():
     X = torch.ones(2, dtype=torch.bfloat16)
     assert Fast().workable(X) is X
     assert Fast().workable(X.half()).dtype == torch.float32
-
-
-def test_the_plain_device_pads_nothing_and_keeps_precisions():
-    ops = Products()
-    assert ops.padded(7, torch.bfloat16) == 7
-    assert ops.sketch_dtype(4000, 4000, torch.float32) == torch.float32
-    assert not ops.fuses_first_step(64, torch.float32, (1.5, -0.5))
-    assert not ops.whitens(torch.float32)
-    with pytest.raises(AssertionError, match="whitens"):
-        ops.whitened_basis(torch.ones(1, 2, 3), ())
-    with pytest.raises(AssertionError, match="whitens"):
-        ops.lift_and_leave(*[torch.ones(1, 2, 3), (), torch.ones(1), 0.0] + [torch.ones(1)] * 3)
 
 
 # Products
@@ -181,24 +162,6 @@ def test_gram_sums_in_float32_at_least(ops, dtype):
     torch.testing.assert_close(G.double(), X.double() @ X.double().mT, atol=1e-2, rtol=0)
 
 
-def test_plain_product_with_and_without_a_term():
-    A, B, D = gaussian(2, 3, 4), gaussian(2, 4, 5, seed=1), gaussian(2, 3, 5, seed=2)
-    torch.testing.assert_close(plain_product(A, B, None, 1.0, 7.0), A @ B)
-    torch.testing.assert_close(plain_product(A, B, None, 0.5, 7.0), 0.5 * (A @ B))
-    torch.testing.assert_close(plain_product(A, B, D, 0.5, 7.0), 0.5 * (A @ B) + 7 * D)
-
-
-def test_the_transpose_of_a_product_of_rows_has_its_factors_exchanged():
-    """(α·s·ABᵀ)ᵀ = α·s·BAᵀ."""
-
-    def dense(product):
-        return product.alpha * product.scale[:, None, None] * (product.A @ product.B.mT)
-
-    T = RowProduct(gaussian(2, 5, 3), gaussian(2, 4, 3, seed=1), torch.tensor([2.0, 3.0]), 0.5)
-    torch.testing.assert_close(dense(T.mT), dense(T).mT)
-    torch.testing.assert_close(dense(T.mT.mT), dense(T))
-
-
 # Norms
 
 
@@ -229,46 +192,6 @@ def test_a_norm_in_sixteen_bits_is_at_most_one_and_hardly_less(ops, dtype, given
     assert norms.min() >= 1 - 2 * torch.finfo(dtype).eps
 
 
-def test_only_sixteen_bits_are_made_smaller():
-    assert shrink_of(torch.float32) == shrink_of(torch.float64) == 1
-    for dtype in (torch.bfloat16, torch.float16):
-        # Rounding lifts a number by half a unit in its last place at most.
-        assert 1 - torch.finfo(dtype).eps < shrink_of(dtype) < 1
-        assert torch.tensor(shrink_of(dtype)).to(dtype) <= 1
-        largest = shrink_of(dtype) * (1 + torch.finfo(dtype).eps / 2)
-        assert largest == pytest.approx(1, abs=torch.finfo(dtype).eps ** 2)
-
-
-def test_frobenius_norms_do_not_leave_the_range():
-    X = gaussian(3, 4, 5)
-    expected = X.square().sum((1, 2)).sqrt()
-    for scale in (1e-30, 1.0, 1e30):
-        found = frobenius_norm((scale * X).float())
-        assert (found.shape, found.dtype) == ((3, 1, 1), torch.float64)
-        torch.testing.assert_close(found.flatten() / scale, expected, rtol=1e-6, atol=0)
-
-
-def test_the_largest_entry_may_be_negative():
-    X = torch.tensor([[[1.0, -3.0], [2.0, 0.0]], [[4.0, -1.0], [0.0, 0.5]]])
-    assert largest_entry(X).tolist() == [[[3.0]], [[4.0]]]
-
-
-@pytest.mark.parametrize(
-    ("dtype", "inside", "outside"),
-    [
-        (torch.float64, (2.0**-480, 2.0**480), (2.0**-481, 2.0**481)),
-        (torch.float32, (2.0**-90, 2.0**110), (2.0**-91, 2.0**111)),
-        (torch.bfloat16, (2.0**-90, 2.0**110), (2.0**-91, 2.0**111)),
-    ],
-)
-def test_sizes_that_leave_the_range(dtype, inside, outside):
-    def leaves(*sizes):
-        return leaves_range(torch.tensor(sizes, dtype=torch.float64), dtype).tolist()
-
-    assert leaves(*inside, 1.0, 0.0, float("nan")) == [False] * 5
-    assert leaves(*outside, float("inf")) == [True] * 3
-
-
 # Rows
 
 
@@ -289,15 +212,6 @@ def test_rows_over_the_root_of_their_moments_keep_the_norm_of_the_matrix(ops):
         assert not scaled[1, 2].any()
 
 
-@over_devices
-def test_rows_of_a_first_step_come_out_equally_long(ops):
-    T = gaussian(2, 5, 7) * torch.logspace(0, -3, 5, dtype=torch.float64)[:, None]
-    scaled, _ = ops.normalized_rows(T, 0.9, None, torch.float32)
-    lengths = torch.linalg.vector_norm(scaled, dim=-1)
-    expected = torch.linalg.matrix_norm(T)[:, None].expand(2, 5) / 5**0.5
-    torch.testing.assert_close(lengths, expected)
-
-
 # Polynomials
 
 
@@ -309,17 +223,6 @@ def test_a_polynomial_of_a_symmetric_matrix(ops, polynomial):
     P = sum(c * values**k for k, c in enumerate(polynomial))
     found = ops.polynomial((V * values) @ V.mT, polynomial)
     torch.testing.assert_close(found, (V * P) @ V.mT, atol=1e-12, rtol=0)
-
-
-@over_devices
-@pytest.mark.parametrize("polynomial", POLYNOMIALS[2:], ids=len)
-def test_a_polynomial_but_for_its_last_product(ops, polynomial):
-    G = small(2, 5, 9)
-    G = G @ G.mT
-    H, scale = ops.but_for_the_last_product(G, polynomial)
-    a, b, *_ = polynomial
-    found = scale * H @ G + b * G + a * torch.eye(5, dtype=torch.float64)
-    torch.testing.assert_close(found, ops.polynomial(G, polynomial))
 
 
 SEQUENCES = [
@@ -359,14 +262,6 @@ def test_the_first_step_of_what_leaves_the_range_is_zero(ops):
     X = small(4, 5, 9).float() * torch.tensor([1e-19, 1.0, 1e19, 0.0])[:, None, None]
     found = ops.first_step(X, (1.5, -0.5), torch.float32)
     assert [bool(each.any()) for each in found] == [False, True, False, False]
-
-
-def test_range_is_looked_after_where_looking_is_free():
-    """The same digits of tiny float32 matrices on a device that may look and on one that may not."""
-    X = small(2, 5, 9).float() * 1e-38
-    for ops in DEVICES.values():
-        norm = torch.linalg.matrix_norm(ops.normalized(X, torch.float32))
-        torch.testing.assert_close(norm, torch.ones(2), atol=1e-6, rtol=0)
 
 
 def test_the_squared_norm_is_estimated_without_bias_and_exactly_on_a_diagonal():

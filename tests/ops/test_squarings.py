@@ -49,16 +49,6 @@ def test_the_squarings_are_the_polynomial(polynomial, count, dtype, free_of_iden
 
 
 @over_polynomials
-def test_the_squarings_of_a_number_are_the_polynomial(polynomial, count):
-    for y in (0.0, 0.3, 1.0, 1.2):
-        S = [y]
-        for each in squarings(polynomial):
-            S.append(each.square * S[-1] ** 2 + each.plus * S[each.earlier] + each.identity)
-        value = sum(c * y**k for k, c in enumerate(polynomial))
-        assert S[-1] == pytest.approx(value, abs=1e-9)
-
-
-@over_polynomials
 def test_their_number_is_that_of_the_products(polynomial, count):
     G = symmetric(24)
     with FlopCounterMode(display=False) as counter:

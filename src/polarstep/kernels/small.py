@@ -39,22 +39,14 @@ from polarstep.numerics import Polynomial, squarings
 
 __all__ = [
     "MOST_GRAM_ROWS",
+    "TILES",
     "accumulated",
-    "is_few",
     "product_and_blend",
     "product_times",
     "suits_accumulated",
-    "suits_product_times",
 ]
 
-MOST_ROWS = 256
-# For a wider Y two launches are faster: they have more programs than there are blocks of rows.
-MOST_COLUMNS = 1024
-
-_TILES = {"BM": 64, "BK": 32, "BN": 64, "num_warps": 4, "num_stages": 3}
-# Fewer programs would leave most of a GPU idle. For three matrices of 144 rows a step of the Gram
-# form takes an H200 13 µs this way, and 9 µs with a launch (and smaller tiles) for each product.
-FEWEST_PROGRAMS = 32
+TILES = {"BM": 64, "BK": 32, "BN": 64, "num_warps": 4, "num_stages": 3}
 
 
 @triton.jit
@@ -120,23 +112,6 @@ def _product_times_kernel(
         tl.store(out + batch * L * N + r[:, None] * N + (j + n)[None, :], value, mask=own)
 
 
-def suits_product_times(Y: Tensor) -> bool:
-    """Whether :func:`product_times` can take Y and is faster than a launch for each product."""
-    return (
-        Y.dtype.itemsize == 2
-        and Y.shape[-2] <= MOST_ROWS
-        and Y.shape[-1] <= MOST_COLUMNS
-        and Y.is_contiguous()
-        and not is_few(Y)
-    )
-
-
-def is_few(Y: Tensor) -> bool:
-    """Whether there are so few matrices that a launch for each product is faster."""
-    blocks = triton.cdiv(Y.shape[-2], _TILES["BM"])
-    return blocks > 1 and Y.shape[0] * blocks < FEWEST_PROGRAMS
-
-
 def product_times(
     A: Tensor,
     B: Tensor,
@@ -163,8 +138,8 @@ def product_times(
     b, y = B, Y
     by_descriptors = describable(B, Y)
     if by_descriptors:
-        b, y = describe(B, [1, _TILES["BK"], BL]), describe(Y, [1, BL, _TILES["BN"]])
-    _product_times_kernel[(triton.cdiv(L, _TILES["BM"]), batch)](
+        b, y = describe(B, [1, TILES["BK"], BL]), describe(Y, [1, BL, TILES["BN"]])
+    _product_times_kernel[(triton.cdiv(L, TILES["BM"]), batch)](
         A, b, A if D is None else D, y, A if P is None else P, out,
         L, N,
         alpha, beta, identity,
@@ -173,7 +148,7 @@ def product_times(
         KEEP=P is not None,
         BY_DESCRIPTORS=by_descriptors,
         BL=BL,
-        **_TILES,
+        **TILES,
     )  # fmt: skip
     return out
 

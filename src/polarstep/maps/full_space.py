@@ -175,16 +175,12 @@ class NewtonSchulz(PolarMap):
         """The polynomials φ₁, …, φ_q themselves."""
         return self._polynomials
 
-    def uses_gram(self, m: int, n: int, dtype: torch.dtype = torch.float32) -> bool:
-        """Whether the iteration on an m×n matrix on a CPU runs on its Gram matrix.
-
-        ``dtype`` is the precision of the products. In bfloat16 the Gram form saves nothing: its m×m
-        work must stay in float32, which a GPU runs at a fraction of its bfloat16 rate.
-        """
-        return self._uses_gram(m, n, dtype, ops_of(torch.device("cpu")))
-
     def _uses_gram(self, m: int, n: int, dtype: torch.dtype, ops: Products) -> bool:
-        """:meth:`uses_gram` for the device of ``ops``."""
+        """Whether the iteration on an m×n matrix by products in ``dtype`` runs on its Gram matrix.
+
+        In bfloat16 the Gram form saves nothing: its m×m work must stay in float32, which a GPU runs at a
+        fraction of its bfloat16 rate.
+        """
         if self.form != "auto":
             return self.form == "gram"
         if dtype == torch.bfloat16:
