@@ -2,11 +2,14 @@
 
 They have a :class:`BucketKey` in common: shape, precision, device, polar map, and the step if the map
 draws other random numbers at other steps. They may be of several groups and parameters.
+
+:class:`Engine` and :class:`Exchange` are what a bucket's step asks: how C and X are touched, and which
+rank computes what. :class:`Alone` is the exchange of a process that has all matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -26,16 +29,21 @@ from polarstep.state import State, entry, recalled, remember
 from polarstep.transforms import followed
 
 __all__ = [
+    "ALONE",
+    "Alone",
     "Bucket",
     "BucketKey",
     "Draws",
     "Engine",
+    "Exchange",
     "Member",
     "Observed",
     "Parts",
     "PartsOfT",
     "PolarHook",
+    "PolarStep",
     "TensorBucket",
+    "Waits",
     "all_recalled",
     "in_parts",
     "members_by_key",
@@ -194,6 +202,54 @@ class Engine(Protocol):
 
     def update(self, b: Any, polar: Any) -> None:
         """``X ← (1 − ηλ)X − η·scale·T``: decoupled weight decay, then the step."""
+
+
+# A generator that yields, wherever it waits for other ranks, the bytes that it holds meanwhile.
+Waits = Generator[int, None, Any]
+# Takes M, the last step's carry and the draw of this step; returns T and the carry for the next step.
+PolarStep = Callable[[Tensor, MapState, Draw], tuple[Polar, MapState]]
+
+
+class Exchange(Protocol):
+    """What a bucket's step asks of the ranks."""
+
+    def bring(self, b: Any, engine: Any) -> Waits:
+        """Return M of the matrices that this rank computes."""
+
+    def computed(self, b: Any, M: Any, polar_step: PolarStep) -> Any:
+        """T of what :meth:`bring` returned, and the carry for the next step."""
+
+    def send_back(self, b: Any, T: Any) -> Waits:
+        """Return T, and the carry for the next step, of the matrices that this rank updates."""
+
+    def send_zeros(self, b: Any) -> Waits:
+        """Send zeros in place of what this rank has not sent yet in this step."""
+
+
+class Alone:
+    """This rank has every matrix of the bucket and computes all of them."""
+
+    def bring(self, b: Any, engine: Any) -> Waits:
+        """M as the engine makes it."""
+        return engine.momentum(b)
+        yield  # a generator that never waits
+
+    def computed(self, b: Bucket, M: Tensor, polar_step: PolarStep) -> tuple[Polar, MapState]:
+        """T of all matrices."""
+        return polar_step(M, b.carry(), b.draw())
+
+    def send_back(self, b: Bucket, T: tuple[Polar, MapState]) -> Waits:
+        """T as it is."""
+        return T
+        yield
+
+    def send_zeros(self, b: Any) -> Waits:
+        """Nothing: no rank waits for this one."""
+        return
+        yield
+
+
+ALONE = Alone()
 
 
 class TensorBucket(Bucket):

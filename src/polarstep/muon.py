@@ -30,9 +30,11 @@ from torch import Tensor
 
 from polarstep import stale_momentum
 from polarstep.bucket import (
+    ALONE,
     Bucket,
     Draws,
     Engine,
+    Exchange,
     PolarHook,
     TensorBucket,
     in_parts,
@@ -45,7 +47,7 @@ from polarstep.engines.torch import TorchEngine
 from polarstep.gradients import Work
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.maps.base import step_of
-from polarstep.ranks.exchange import ALONE, CannotSend, Exchange, Gathered, Shares
+from polarstep.ranks.exchange import CannotSend, Gathered, Shares
 from polarstep.state import State
 
 __all__ = ["bucket_step", "buckets_of", "run", "step"]

@@ -1,8 +1,9 @@
 """How the ranks share a bucket: M goes to the ranks that compute T, and T comes back.
 
-    Alone       this rank has every matrix of the bucket
     Gathered    every rank that holds a part gathers M and computes all of T
     OverRanks   each matrix is computed by one rank (:mod:`polarstep.ranks.parts`)
+
+:class:`polarstep.bucket.Alone` is for a rank that has every matrix of the bucket.
 
 A bucket's step (:func:`polarstep.muon.bucket_step`) calls ``bring``, ``computed`` and ``send_back`` in
 turn. If one of them fails on this rank, it calls ``send_zeros``, so that no rank waits for this one.
@@ -11,15 +12,15 @@ turn. If one of them fails on this rank, it calls ``send_zeros``, so that no ran
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from polarstep.bucket import Bucket, PartsOfT
+from polarstep.bucket import Alone, PartsOfT, PolarStep, Waits
 from polarstep.gradients import Work
 from polarstep.maps import Draw, MapState, Polar
 from polarstep.ranks import collectives, parts
@@ -29,12 +30,7 @@ from polarstep.ranks.parts import Item, PartsOfCarry, SharedBucket, Table, Way
 from polarstep.rates import at_assumed_norm
 from polarstep.state import State, momentum_dtype
 
-__all__ = ["ALONE", "Alone", "CannotSend", "Exchange", "Gathered", "OverRanks", "Shares"]
-
-# A generator that yields, wherever it waits for other ranks, the bytes that it holds meanwhile.
-Waits = Generator[int, None, Any]
-# Takes M, the last step's carry and the draw of this step; returns T and the carry for the next step.
-PolarStep = Callable[[Tensor, MapState, Draw], tuple[Polar, MapState]]
+__all__ = ["CannotSend", "Gathered", "OverRanks", "Shares"]
 
 
 class CannotSend(Exception):
@@ -50,22 +46,6 @@ def _must_send() -> Iterator[None]:
         raise CannotSend(told) from error
 
 
-class Exchange(Protocol):
-    """What a bucket's step asks of the ranks."""
-
-    def bring(self, b: Any, engine: Any) -> Waits:
-        """Return M of the matrices that this rank computes."""
-
-    def computed(self, b: Any, M: Any, polar_step: PolarStep) -> Any:
-        """T of what :meth:`bring` returned, and the carry for the next step."""
-
-    def send_back(self, b: Any, T: Any) -> Waits:
-        """Return T, and the carry for the next step, of the matrices that this rank updates."""
-
-    def send_zeros(self, b: Any) -> Waits:
-        """Send zeros in place of what this rank has not sent yet in this step."""
-
-
 @dataclass
 class Shares:
     """The matrices of a step that this rank shares with others."""
@@ -77,32 +57,6 @@ class Shares:
     state: State
     bytes_in_flight: int  # that buckets may hold together while they wait for other ranks
     errors: list[Exception]  # of this rank
-
-
-class Alone:
-    """This rank has every matrix of the bucket and computes all of them."""
-
-    def bring(self, b: Any, engine: Any) -> Waits:
-        """M as the engine makes it."""
-        return engine.momentum(b)
-        yield  # a generator that never waits
-
-    def computed(self, b: Bucket, M: Tensor, polar_step: PolarStep) -> tuple[Polar, MapState]:
-        """T of all matrices."""
-        return polar_step(M, b.carry(), b.draw())
-
-    def send_back(self, b: Bucket, T: tuple[Polar, MapState]) -> Waits:
-        """T as it is."""
-        return T
-        yield
-
-    def send_zeros(self, b: Any) -> Waits:
-        """Nothing: no rank waits for this one."""
-        return
-        yield
-
-
-ALONE = Alone()
 
 
 class Gathered(Alone):
