@@ -34,7 +34,7 @@ SAVED_AFTER, ENDS_AFTER = 1, 3
 # Steps of the networks whose gradient ends: with a gradient, until they are saved, and in all. With a
 # momentum of 0.1 they rest after 12 steps without a gradient, and after 19 if their peak is forgotten.
 MOVED, SAVED, ENDED = 3, 10, 18
-CARRYING = ("full space", "warm", "rows")
+CARRYING = ("full space", "warm", "rows", "second moment of G")
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "full": {"full_state_dict": True},
