@@ -157,10 +157,15 @@ class ParameterUpdate:
     def writes_momentum(self) -> bool:
         """Whether :meth:`write_momentum` can be used: M is one block, not C itself, and not sharded."""
         group = self.work.group
-        made = type(group["momentum_rule"]) is Momentum and group["nesterov"]
-        in_turn = self.view.in_turn and self._C.is_contiguous()
         return (
-            made and in_turn and self.finite is None and self.has_one_block and not self._is_sharded
+            group["nesterov"]
+            and type(group["momentum_rule"]) is Momentum
+            and self.finite is None
+            and self._M is None
+            and not self._is_sharded
+            and self.has_one_block
+            and self.view.in_turn
+            and self._C.is_contiguous()
         )
 
     def write_momentum(self, out: Tensor) -> None:
