@@ -40,7 +40,7 @@ def report(
             page = write_report(
                 directories, out, title, lambda recipe: status.update(f"Drawing {recipe} …")
             )
-    Console().print(f"Report: {page}", markup=False, highlight=False, soft_wrap=True)
+    typer.echo(f"Report: {page}")
 
 
 def pack(
@@ -67,12 +67,9 @@ def pack(
         done = pack_runs(directories, out, force=force)
     size = done.archive.stat().st_size
     kept = f", {done.kept} kept as they had ended" if done.kept else ""
-    Console().print(
+    typer.echo(
         f"{done.archive}: {done.runs} runs, {size / 1e6:.2f} MB ({done.added} new, "
-        f"{done.replaced} replaced{kept})",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+        f"{done.replaced} replaced{kept})"
     )
 
 
@@ -131,12 +128,9 @@ def _list_runs(folder: Path, console: Console) -> None:
     damaged: list[str] = []
     recipe, found = "", find_runs([folder], lambda _, error: damaged.append(str(error)))
     if not found and not damaged:
-        console.print(
+        typer.echo(
             f"no runs in {folder}: expected folders with a config.json, as `polarstep run` and "
-            "`polarstep compare` make them, or an archive of `polarstep pack`",
-            highlight=False,
-            markup=False,
-            soft_wrap=True,
+            "`polarstep compare` make them, or an archive of `polarstep pack`"
         )
         return
     for directory in found:

@@ -144,7 +144,6 @@ def _show(found: list[tuple[Path, dict[str, Any]]]) -> None:
         tuned = best["tuned"]
         name = find_method(best["method"]).name
         table.add_row(name, f"{tuned['val_loss']:.4f}", str(tuned["trials"]), values)
-    console = Console()
-    console.print(table)
+    Console().print(table)
     for path, _ in found:
-        console.print(f"polarstep run {path}", markup=False, highlight=False, soft_wrap=True)
+        typer.echo(f"polarstep run {path}")
