@@ -33,9 +33,13 @@ __all__ = [
 QUALITY = (
     "mean ± standard deviation over the seeds that finished; 95%: half the t-interval of the mean."
 )
+_AGAINST = (
+    "on the seeds that both rows have (Pairs), ± half its 95% t-interval; where no seed is common, of "
+    "the means."
+)
 _PAPER = (
-    "Paper: Table 2. Difference: here less the paper, ± half its 95% t-interval; ‡ marks a figure that "
-    "ours differs from, as the interval leaves out zero."
+    "Paper: Table 2. To the paper: here less the paper, ± half its 95% t-interval; ‡ marks a figure "
+    "that ours differs from, as the interval leaves out zero."
 )
 _COSTS = (
     "GFLOPs: the optimizer's part of a step, from the ledger. Run s: the whole run, validation "
@@ -48,7 +52,8 @@ def headline(section: Section) -> list[Block]:
 
     Rows that differ in their task are not weighed against each other.
     """
-    best, base, metric = section.best(section.rows), section.against, section.metric
+    best, metric = section.best(section.rows), section.metric
+    base = best and section.base_of(best)
     if section.apart:
         text = f"The rows differ in {listed(section.apart)}, so that no best of them is named."
     elif best is None:
@@ -83,16 +88,25 @@ def comparison_blocks(section: Section) -> list[Block]:
         return []
     named = {row: row.label for row in section.rows}
     drawn = dict(zip(section.rows, looks(len(section.rows)), strict=True))
-    beside: dict[Row, dict[str, str]] = {}
+    bases = {row: section.base_of(row) for row in section.rows}
+    against = {base for row, base in bases.items() if base is not None and base is not row}
+    what = f"Against {against.copy().pop().label}" if len(against) == 1 else "Difference"
     published = any(row.paper for row in section.rows)
-    for row in section.rows if published else ():
-        off = row.metric.minus(row.paper.estimate) if row.metric and row.paper else None
-        difference = difference_cells(off, section.metric)["Difference"]
-        beside[row] = {"Paper": paper_cell(row, row.paper), "Difference": difference}
+    beside: dict[Row, dict[str, str]] = {}
+    for row, base in bases.items():
+        cells = beside.setdefault(row, {})
+        if against:
+            off = row.minus(base) if base is not None and base is not row else None
+            cells |= difference_cells(off, section.metric, what)
+        if published:
+            off = row.metric.minus(row.paper.estimate) if row.metric and row.paper else None
+            to_the_paper = difference_cells(off, section.metric)["Difference"]
+            cells |= {"Paper": paper_cell(row, row.paper), "To the paper": to_the_paper}
     compared = () if section.apart else section.rows
     name = f"Comparison of {section.recipe}"
     caption = joined(
         f"{section.metric.name}: {QUALITY}",
+        f"{what}: {_AGAINST}" if against else "",
         _PAPER if published else "",
         _COSTS,
         times_text(section.rows),
@@ -142,11 +156,13 @@ def metric_table(
     return Table(name, pd.DataFrame(lines), place, drawn)
 
 
-def difference_cells(found: Difference | None, metric: Metric) -> dict[str, str]:
+def difference_cells(
+    found: Difference | None, metric: Metric, name: str = "Difference"
+) -> dict[str, str]:
     """The cells of a difference with its interval, and of the number of seeds common to both rows."""
     if found is None:
-        return {"Difference": MISSING, "Pairs": ""}
-    return {"Difference": found.text(metric.decimals), "Pairs": str(found.pairs or "means")}
+        return {name: MISSING, "Pairs": ""}
+    return {name: found.text(metric.decimals), "Pairs": str(found.pairs or "means")}
 
 
 def paper_cell(row: Row, published: Published | None) -> str:

@@ -243,14 +243,15 @@ class Section:
             if any(task.get(path) != tasks[0].get(path) for task in tasks)
         ]
 
-    @cached_property
-    def against(self) -> Row | None:
-        """The finished row that the study compares with, else AdamW's; ``None`` without either."""
-        asked = {run.spec.study.get("against") for row in self.rows for run in row.runs["record"]}
-        for name in (*sorted(filter(None, asked)), "AdamW"):
-            for row in self.rows:
-                if row.metric and name in (row.name, row.method):
-                    return row
+    def base_of(self, row: Row) -> Row | None:
+        """The finished row that a row is compared with: its study's, else AdamW's, with the same task.
+
+        Of several rows of AdamW it is the best.
+        """
+        for name in filter(None, (row.first.spec.study.get("against"), "AdamW")):
+            same = [each for each in self.rows if name in (each.name, each.method)]
+            if found := self.best([each for each in same if each.task == row.task]):
+                return found
         return None
 
     def best(self, rows: Sequence[Row]) -> Row | None:

@@ -97,7 +97,7 @@ def test_runs_that_did_not_finish_are_counted_and_kept_out_of_the_mean(tmp_path)
     text = markdown((found,), ())
     assert "1 of 5 (1 diverged, 1 failed, 1 stopped, 1 unfinished)" in text
     assert lost.metric is None
-    assert "| 0 of 1 (1 diverged) | 7.000 | — | — | — |" in text
+    assert "| 0 of 1 (1 diverged) | — |  | 7.000 | — | — | — |" in text
     assert "61.24" not in text
     assert found.best(found.rows) is row
 
@@ -181,6 +181,33 @@ def test_the_report_of_a_study_has_its_names_and_what_it_compares_with(tmp_path)
         "t-interval, 2 common seeds, zero within it); a whole step takes 1.00 times as long."
     )
     assert expected in markdown((found,), ())
+
+
+def test_each_row_of_a_study_stands_against_its_own(tmp_path):
+    """As in a study of lengths: against full space of the same length."""
+    for steps, finals in {10: (40.0, 41.0), 20: (30.0, 28.0)}.items():
+        for name, final in zip((f"full, {steps}", f"mine, {steps}"), finals, strict=True):
+            settings = {"data": {"steps": steps}, "optimizer": {"map": name}}
+            folder = write_run(tmp_path / name, method=name, settings=settings, final=final)
+            study = {"name": "s", "variant": name, "against": f"full, {steps}"}
+            change(folder / "config.json", study=study)
+    text = markdown((section(tmp_path),), ())
+    assert "| mine, 10 | 41.00 | — | 1 | +1.00 | 1 |" in text
+    assert "| mine, 20 | 28.00 | — | 1 | −2.00 | 1 |" in text
+    assert "| full, 20 | 30.00 | — | 1 | — |  |" in text
+    assert "The rows differ in data.steps" in text
+
+
+def test_rows_stand_against_the_best_of_adamws(tmp_path):
+    for lr, final in ((0.1, 31.0), (0.2, 30.0)):
+        write_run(tmp_path / str(lr), overrides={"lr": lr}, final=final)
+    write_run(tmp_path / "muon", method="Muon (Nesterov)", final=29.0)
+    text = markdown((section(tmp_path),), ())
+    assert "| Against AdamW, lr=0.2 | Pairs |" in text
+    assert "| Muon (Nesterov) | **29.00** | — | 1 | −1.00 | 1 |" in text
+    assert (
+        "Muon (Nesterov) has validation perplexity 29.00, AdamW, lr=0.2 30.00: 1.00 lower" in text
+    )
 
 
 # --- the paper ------------------------------------------------------------------------------------
