@@ -63,42 +63,40 @@ ROWS = {
 
 
 @cache
-def whole_runs() -> dict[str, dict[float, dict[int, Line]]]:
-    """Finished runs over all steps by variant, rate and seed; rates of short runs and others alike."""
-    found: dict[str, dict[float, dict[int, Line]]] = {}
+def whole_runs(what: str) -> dict[str, dict[float, BySeed]]:
+    """Perplexity of finished runs over all steps by variant, rate and seed.
+
+    ``what`` is ``"value"``, of test text, or ``"validation"``.
+    """
+    found: dict[str, dict[float, BySeed]] = {}
     for line in (*lines("long-run", "table"), *lines("long-run", "other-rates")):
         if line["result"]["status"] == "finished":
-            variant = line["variant"].partition("/")[0]
-            rate = line["config"]["config"]["optimizer"]["lr"]
-            found.setdefault(variant, {}).setdefault(rate, {})[line["config"]["seed"]] = line
+            runs = found.setdefault(line["variant"].partition("/")[0], {})
+            runs.setdefault(rate_of(line), {})[line["config"]["seed"]] = line["result"][what]
     return found
+
+
+def rate_of(line: Line) -> float:
+    """The learning rate of a run."""
+    return float(line["config"]["config"]["optimizer"]["lr"])
 
 
 @cache
 def chosen(variant: str) -> float:
     """The rate of a row in the table: the one that short runs chose."""
-    found = {
-        line["config"]["config"]["optimizer"]["lr"]
-        for line in lines("long-run", "table")
-        if line["variant"] == variant
-    }
-    (rate,) = found
-    return float(rate)
+    (rate,) = {rate_of(line) for line in lines("long-run", "table") if line["variant"] == variant}
+    return rate
 
 
 def best(variant: str) -> float:
     """The rate with the lowest validation perplexity of seed 1 over all steps."""
-    tried = {
-        rate: runs[1]["result"]["validation"]
-        for rate, runs in whole_runs()[variant].items()
-        if 1 in runs
-    }
-    return min(tried, key=lambda rate: tried[rate]) if tried else chosen(variant)
+    tried = whole_runs("validation")[variant]
+    return min((rate for rate, runs in tried.items() if 1 in runs), key=lambda rate: tried[rate][1])
 
 
-def ends(variant: str, rate: float, what: str = "value") -> BySeed:
-    """Test perplexity of whole runs by seed, or the last validation perplexity."""
-    return by_seed(whole_runs()[variant].get(rate, {}).values(), what)
+def ends(variant: str, rate: float) -> BySeed:
+    """Test perplexity of whole runs by seed."""
+    return whole_runs("value")[variant].get(rate, {})
 
 
 def _long_run() -> Iterator[tuple[str, Number]]:
@@ -258,12 +256,12 @@ def _maps_on_cifar10() -> Iterator[tuple[str, Number]]:
 
 # --- a short GPT --------------------------------------------------------------------------------
 
-GPT_ABLATIONS: dict[str, dict[str, str]] = {
-    "rank": {"50": "50", "100": "100", "400": "400"},
-    "steps": {"1": "1", "3": "3", "5": "5", "9": "9"},
-    "solver": {"polar-express": "polar-express", "empirical": "jordan", "cubic": "cubic"},
-}
-"""An axis of the paper's sketch, and its values with their names in numbers."""
+GPT_ABLATIONS = (
+    *("rank-50", "rank-100", "rank-400"),
+    *("steps-1", "steps-3", "steps-5", "steps-9"),
+    *("solver-polar-express", "solver-empirical", "solver-cubic"),
+)
+"""An axis of the paper's sketch, and a value."""
 
 
 def _gpt_ablations() -> Iterator[tuple[str, Number]]:
@@ -272,16 +270,13 @@ def _gpt_ablations() -> Iterator[tuple[str, Number]]:
         slug: by_seed(line for line in lines("gpt", "table2") if line["variant"] == slug)
         for slug in ("muon", "rand-muon")
     }
-    for axis, values in GPT_ABLATIONS.items():
-        for value, name in values.items():
-            variant = f"{axis}/rand-muon/{axis}-{value}"
-            own = by_seed(line for line in lines("gpt", "ablations") if line["variant"] == variant)
-            yield f"gpt.{axis}-{name}", of(paired(own, table["rand-muon"]), GPT_RUNS, "")
+    for name in GPT_ABLATIONS:
+        variant = f"{name.partition('-')[0]}/rand-muon/{name}"
+        own = by_seed(line for line in lines("gpt", "ablations") if line["variant"] == variant)
+        yield f"gpt.{name}", of(paired(own, table["rand-muon"]), GPT_RUNS, "")
     yield "gpt.full-to-rank-200", of(percent(table["muon"], table["rand-muon"]), GPT_RUNS)
-    yield (
-        "gpt.full-to-rank-200.73m",
-        of(percent(ends("muon", chosen("muon")), ends("rand-muon", chosen("rand-muon"))), LONG),
-    )
+    long = percent(ends("muon", chosen("muon")), ends("rand-muon", chosen("rand-muon")))
+    yield "gpt.full-to-rank-200.73m", of(long, LONG)
     yield "gpt.tokens", plain(_tokens(lines("gpt", "table2")[0]), GPT_RUNS, "M")
 
 
