@@ -306,15 +306,6 @@ TABLES = {
             "`Deflated`, rank 40": "deflated-40",
         },
     ),
-    "received": Table(
-        "MiB that a rank of four receives",
-        {
-            "8 × 512²": "ranks.{}.512x512",
-            "4 × 2048×512": "ranks.{}.2048x512",
-            "4 × 512×2048": "ranks.{}.512x2048",
-        },
-        {"full space": "full", "`ps.LowRank(64, 8, power=0)`": "low-rank"},
-    ),
     "cpu": Table(
         "two cores, a tenth of nanoGPT's matrices",
         {

@@ -19,25 +19,18 @@ MIB = 2**20
 RANKS, LAYERS, D = 8, 16, 2048
 GPT = ((4 * LAYERS, D, D), (LAYERS, 4 * D, D), (LAYERS, D, 4 * D))
 """(count, m, n) of the hidden matrices of a GPT: with embedding and head it has a billion parameters."""
-SHAPES = {"512x512": (8, 512, 512), "2048x512": (4, 2048, 512), "512x2048": (4, 512, 2048)}
-"""Matrices of the table of bytes, on four ranks."""
-FULL = ps.NewtonSchulz(5, "polar-express")
-TABLE: dict[str, ps.PolarMap] = {"full": FULL, "low-rank": ps.LowRank(64, 8, power=0)}
-
-
-def received(
-    polar: ps.PolarMap, count: int, m: int, n: int, itemsize: int = 2, ranks: int = 4
-) -> float:
-    """MiB that a rank receives in a step by the plan of owners."""
-    shared = plans.SharedMatrices(m, n, count, ranks)
-    return plans.bytes_received("owner", shared, polar, itemsize=itemsize) / MIB
 
 
 def of_gpt(polar: ps.PolarMap, transform: ps.Transform | None = None) -> float:
-    """MiB that a rank receives for :data:`GPT` in a step."""
+    """MiB that a rank receives for :data:`GPT` in a step by the plan of owners."""
     cuda = torch.device("cuda")
     return sum(
-        received(followed(polar.on(m, n, cuda), transform), count, m, n, ranks=RANKS)
+        plans.bytes_received(
+            "owner",
+            plans.SharedMatrices(m, n, count, RANKS),
+            followed(polar.on(m, n, cuda), transform),
+        )
+        / MIB
         for count, m, n in GPT
     )
 
@@ -50,6 +43,3 @@ def numbers() -> Iterator[tuple[str, Number]]:
     yield "ranks.low-rank-120", plain(of_gpt(narrow), SOURCE, " MiB", 0)
     with_rows = of_gpt(narrow, ps.NormalizedRows())
     yield "ranks.low-rank-120-rows", plain(with_rows, SOURCE, " MiB", 0)
-    for slug, polar in TABLE.items():
-        for name, shape in SHAPES.items():
-            yield f"ranks.{slug}.{name}", plain(received(polar, *shape), SOURCE, " MiB", 2)

@@ -1,4 +1,4 @@
-"""The code of docs/distributed.md runs. pages/claims/ranks.py makes its table of bytes."""
+"""The code of docs/distributed.md runs, and ranks agree."""
 
 from __future__ import annotations
 
