@@ -4,9 +4,10 @@
 which schedules and loops may change. What a role needs beside it lies in the group's ``lr_factor``:
 
 * hidden matrices: 1, times the factor of their shape (``shape_scale``);
-* embeddings, heads, routers and other matrices that go to a rule without a rate of its own, as
-  ``AdamW()``: :data:`PER_SIZE` times the root mean square (RMS) of their entries. Each embedding and
-  each head is a group by itself; other matrices of one role and one shape share a group;
+* embeddings, routers and other matrices that go to a rule without a rate of its own, as ``AdamW()``:
+  :data:`PER_SIZE` times the root mean square (RMS) of their entries. Each embedding and each head is a
+  group by itself; other matrices of one role and one shape share a group;
+* heads: the same times √(768/n) for n inputs, and n at least 128 (:func:`per_size`);
 * vectors, and matrices that begin at zero or close to it: :data:`FIXED`;
 * with ``shape_scale="rms"``, where ``lr`` is a rate as AdamW has it: 1 for all of these;
 * a rule with a rate of its own, as ``AdamW(lr=1e-3)``: that rate divided by ``lr``.
@@ -71,6 +72,7 @@ __all__ = [
     "in_proportion",
     "measure",
     "measured_factor",
+    "per_size",
     "resolve_scale",
     "to_be_measured",
     "to_norm",
@@ -82,6 +84,10 @@ ShapeScale = Literal["none", "spectral", "fan-ratio", "rms"] | Callable[[int, in
 
 PER_SIZE = 7.5
 """Of a measured group: ``lr_factor`` per RMS. At lr = 0.02 the rate is 0.15 × RMS."""
+HEAD_INPUTS = 768
+"""The inputs of a head whose rate is that of an embedding with entries of the same RMS."""
+FEWEST_INPUTS = 128
+"""A head with fewer inputs has the rate of one with so many: 2.45 times that of an embedding."""
 FIXED = 0.15
 """``lr_factor`` of vectors and of zeros: 3e-3 at lr = 0.02, as of entries with an RMS of 0.02."""
 LEAST = 0.002
@@ -100,6 +106,23 @@ def usual_factor(shape_scale: object, *, has_size: bool = False) -> float | None
     if shape_scale == "rms":
         return 1.0
     return None if has_size else FIXED
+
+
+def per_size(group: Group) -> float:
+    """``lr_factor`` per RMS of the entries: :data:`PER_SIZE`, of a head times √(768/n) for n inputs.
+
+    A step of the size η changes each entry by about η. An output of a head changes by ηn times the size
+    of its inputs, and begins at √n·RMS times this size. With η in proportion to RMS/√n, a step changes
+    the outputs of a wide head and of a narrow one by the same part.
+
+    >>> per_size({"role": "head", "params": [torch.empty(10, 192)]})
+    15.0
+    """
+    if group["role"] != "head":
+        return PER_SIZE
+    p = group["params"][0]
+    inputs = p.numel() // p.shape[0]
+    return PER_SIZE * math.sqrt(HEAD_INPUTS / max(inputs, FEWEST_INPUTS))
 
 
 def in_proportion(options: Group, lr: float | Tensor, title: str) -> Group:
@@ -176,7 +199,7 @@ def measure(groups: Sequence[Group], errors: list[Exception] | None = None) -> l
         rms = math.sqrt(sum(sums[id(p)] for p in group["params"]) / entries)
         group["lr_factor"] = FIXED
         if LEAST <= rms < math.inf:
-            group["lr_factor"] = PER_SIZE * float(f"{rms:.{DIGITS}g}")
+            group["lr_factor"] = per_size(group) * float(f"{rms:.{DIGITS}g}")
             sized.append(group)
     return sized
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -95,6 +96,16 @@ def test_the_part_of_adamw_steps_at_its_rate():
         beside.step()
     for name in ("tokens.weight", "head.weight", "norm.weight"):
         torch.testing.assert_close(model.get_parameter(name), twin.get_parameter(name))
+
+
+@pytest.mark.parametrize(("inputs", "factor"), [(32, 6**0.5), (192, 2.0), (768, 1.0), (3072, 0.5)])
+def test_a_head_steps_by_the_root_of_its_inputs(inputs, factor):
+    model = nn.Sequential(nn.Linear(8, inputs), nn.ReLU(), nn.Linear(inputs, 10))
+    optimizer = muon_for(model)
+    size = rms(model[-1].weight)
+    model(torch.ones(2, 8)).square().sum().backward()
+    optimizer.step()
+    assert factors(optimizer)["head"] == pytest.approx(7.5 * factor * size, rel=5e-3)
 
 
 def test_a_tied_head_has_the_factor_of_the_embedding():
@@ -218,7 +229,7 @@ def test_what_a_rule_of_ones_own_reads():
     size = rms(model[-1].weight)
     trained(optimizer, model, range(1))
     (lr, decay, _), vectors = SEEN
-    assert lr == pytest.approx(0.75 * size, rel=5e-3)
+    assert lr == pytest.approx(0.75 * math.sqrt(6) * size, rel=5e-3)  # a narrow head
     assert lr * decay == pytest.approx(0.03)
     assert vectors == (pytest.approx(0.015), pytest.approx(2.0), 3)
 
@@ -305,13 +316,13 @@ def test_the_table_says_where_each_rate_comes_from():
     assert "AdamW, 0.003 = lr × 0.15  " in text  # vectors
     trained(optimizer, model, range(1))
     text = optimizer.routes.table(200)
-    assert "AdamW, 0.003 = lr × 0.15, 7.5 × RMS 0.02  " in text
+    assert "AdamW, 0.00735 = lr × 0.367, 18.4 × RMS 0.02  " in text
     one_rate(optimizer, 0.002)
     for each in (optimizer, copy.deepcopy(optimizer)):
-        assert "AdamW, 0.0003 = lr × 0.15, 7.5 × RMS 0.02  " in each.routes.table(200)
+        assert "AdamW, 0.000735 = lr × 0.367, 18.4 × RMS 0.02  " in each.routes.table(200)
     for group in optimizer.param_groups:
         if group["role"] == "head":
             group["lr_factor"] *= 2
-    assert "AdamW, 0.0006 = lr × 0.3  " in optimizer.routes.table(200)
+    assert "AdamW, 0.00147 = lr × 0.735  " in optimizer.routes.table(200)
     own = muon_for(model, others=AdamW(lr=1e-3))
     assert "AdamW, 0.001 = lr × 0.05  " in own.routes.table(200)

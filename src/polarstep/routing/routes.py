@@ -31,7 +31,7 @@ from polarstep.others import ELEMENTWISE
 from polarstep.ranks.layout import local
 from polarstep.ranks.owned_graph import can_replay
 from polarstep.ranks.plans import BY_OWNERS, Choice
-from polarstep.rates import PER_SIZE
+from polarstep.rates import per_size
 from polarstep.state import is_compensated, stored_dtype
 
 __all__ = ["Route", "Routes", "left_out", "routes_of"]
@@ -181,9 +181,10 @@ def _factors(group: Group, measured: Mapping[str, float | None]) -> tuple[tuple[
     """The factor of a group on ``lr``, and how it is measured."""
     factor = group["lr_factor"]
     if factor is None:
-        return (), f"{PER_SIZE:g} × RMS, measured at the first step"
-    is_measured = measured.get(group.get("name", "")) == factor
-    return (factor,), f"{PER_SIZE:g} × RMS {factor / PER_SIZE:.3g}" if is_measured else ""
+        return (), f"{per_size(group):.3g} × RMS, measured at the first step"
+    if measured.get(group.get("name", "")) != factor:
+        return (factor,), ""
+    return (factor,), f"{per_size(group):.3g} × RMS {factor / per_size(group):.3g}"
 
 
 def _polar(
