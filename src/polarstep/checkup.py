@@ -29,7 +29,7 @@ HELD_AS = ("optimizer", "_optimizer", "optim", "optimizers")
 DEEPEST = 4  # wrappers around wrappers
 # A step that changes a parameter by a smaller or a larger share of its norm is reported. At the default
 # rate Muon's steps are from 1e-3 to 1e-1.
-HARDLY, TOO_FAR = 1e-5, 0.3
+HARDLY, TOO_FAR = 1e-5, 0.5
 NAMES = 3  # names that a line of the page lists
 
 
