@@ -71,6 +71,26 @@ def test_a_student_runs_an_experiment_of_their_own(tmp_path, monkeypatch, worker
     assert "6 of 6 runs are finished already" in again.output
 
 
+@pytest.mark.usefixtures("forked_workers")
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_map_that_fails_does_not_keep_the_others_from_being_made(tmp_path, monkeypatch, workers):
+    """The report has the other variants, and the status says that a run failed."""
+    monkeypatch.chdir(tmp_path)
+    broken = MINE.replace(
+        "    steps: int = 2\n", "    def step(self, *_): raise ZeroDivisionError\n"
+    )
+    Path("mine.py").write_text(broken.replace("rates=Rates((0.01, 0.03), seed=3), ", ""))
+    small = [w for k, v in SMALLEST_GPT.items() for w in ("--set", f"{k}={json.dumps(v)}")]
+    words = ["study", "mine.py", "--workers", workers, "--device", "cpu", *small]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 1, result.output
+    assert "my idea, seed 0: failed" in result.output
+    assert "Report: runs/mine/report/index.html" in result.output
+    runs = {path: RunRecord.load(path) for path in find_runs(["runs/mine"])}
+    ended = {(run.spec.study["variant"], run.status) for run in runs.values()}
+    assert ended == {("full space", "finished"), ("rank 4", "finished"), ("my idea", "failed")}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import statistics
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -16,14 +18,14 @@ from polarstep_lab.cli.errors import DIVERGED, ERROR, need
 from polarstep_lab.config import ConfigError
 from polarstep_lab.estimates import Estimate
 from polarstep_lab.jobs.job import Job, chosen_rate, jobs_of, rate_jobs, unfinished
-from polarstep_lab.jobs.local import LocalWorkers, Workers, run_jobs
+from polarstep_lab.jobs.local import EXPLAINED, LocalWorkers, Workers, run_jobs
 from polarstep_lab.jobs.progress import Bars
 from polarstep_lab.optimizers.peers import find_peer, load
 from polarstep_lab.records.record import Result
 from polarstep_lab.study import Study
 from polarstep_lab.train.observers import Observer, TensorBoard
 from polarstep_lab.train.ranks import Ranks
-from polarstep_lab.train.run import train
+from polarstep_lab.train.run import Interrupted, train
 
 __all__ = ["Where", "check_peers", "make_jobs", "make_study", "run_one_by_one", "workers_for"]
 
@@ -63,7 +65,9 @@ def run_one_by_one(
 ) -> list[Result]:
     """Make ``jobs`` one after the other in this process and return their results.
 
-    ``ranks`` are the processes that make each run together; without them this process is alone.
+    Of several runs, one that fails by a mistake in its own code, as in a map of a study, has no result
+    and does not keep the others from being made. ``ranks`` are the processes that make each run
+    together; without them this process is alone.
     """
     if tensorboard:
         need("--tensorboard", "tensorboard")
@@ -74,17 +78,25 @@ def run_one_by_one(
             observers: list[Observer] = [bars.bar(job.label)]
             if tensorboard:
                 observers.append(TensorBoard(job.directory / "tensorboard"))
-            result = train(
-                job.config,
-                job.directory,
-                spec=job.spec,
-                resume=resume,
-                force=force,
-                observers=observers,
-                notify=bars.say,
-                ranks=ranks,
-            )
-            results.append(result)
+            try:
+                result = train(
+                    job.config,
+                    job.directory,
+                    spec=job.spec,
+                    resume=resume,
+                    force=force,
+                    observers=observers,
+                    notify=bars.say,
+                    ranks=ranks,
+                )
+                results.append(result)
+            except (*EXPLAINED, Interrupted, torch.cuda.OutOfMemoryError):
+                raise
+            except Exception:
+                if len(jobs) == 1:
+                    raise
+                traceback.print_exc()
+                bars.say(f"{job.label}: failed; the other runs are made")
             bars.count_one()
     return results
 
@@ -101,8 +113,8 @@ def make_jobs(
     if not todo:
         return 0
     if where == "home" and workers in (None, 1):
-        run_one_by_one(todo, resume=True, force=force, tensorboard=tensorboard)
-        return 0
+        made = run_one_by_one(todo, resume=True, force=force, tensorboard=tensorboard)
+        return len(todo) - len(made)
     if tensorboard:
         raise ConfigError("--tensorboard needs one run at a time: leave out --workers and --on")
     device = jobs[0].config.runtime.device
