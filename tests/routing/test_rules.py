@@ -137,117 +137,71 @@ def test_fused_projections(parts):
 # --- errors
 
 ERRORS = {
-    "nothing for Muon": (
-        lambda: muon_for(nn.Linear(3, 3)),
-        ValueError,
-        r"no parameter of Linear(.|\n)*weight: head: the model's last layer\n(.|\n)*"
-        r'rules=\[\("weight", "muon"\)\]',
-    ),
+    "nothing for Muon":
+        (lambda: muon_for(nn.Linear(3, 3)), ValueError,
+         r"no parameter of Linear(.|\n)*weight: head: the model's last layer\n(.|\n)*"
+     r'rules=\[\("weight", "muon"\)\]'),
     "vectors only": (lambda: muon_for(nn.LayerNorm(3)), ValueError, "none is trainable here"),
-    "all frozen": (
-        lambda: muon_for(mlp(3, 3, 3).requires_grad_(False)),
-        ValueError,
-        r"would be updated by Muon:\n  all 4 parameters: frozen, requires_grad=False\nUnfreeze",
-    ),
-    "all by rules": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[("0.*", AdamW())]),
-        ValueError,
-        r"0\.weight and 0|hidden, by rules\[0\]",
-    ),
-    "no parameters": (
-        lambda: muon_for(nn.ReLU()),
-        ValueError,
-        "ReLU has no parameters: expected a",
-    ),
+    "all frozen":
+        (lambda: muon_for(mlp(3, 3, 3).requires_grad_(False)), ValueError,
+         r"would be updated by Muon:\n  all 4 parameters: frozen, requires_grad=False\nUnfreeze"),
+    "all by rules":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[("0.*", AdamW())]), ValueError,
+         r"0\.weight and 0|hidden, by rules\[0\]"),
+    "no parameters": (lambda: muon_for(nn.ReLU()), ValueError, "ReLU has no parameters: expected a"),
     "no module": (lambda: muon_for([1]), TypeError, r"model is a list.*polarstep\.Muon\(params\)"),
-    "torch's AdamW": (
-        lambda: muon_for(mlp(3, 3, 3), others=torch.optim.AdamW),
-        TypeError,
-        r"others=.*expected polarstep\.AdamW\(\.\.\.\)",
-    ),
+    "torch's AdamW":
+        (lambda: muon_for(mlp(3, 3, 3), others=torch.optim.AdamW), TypeError,
+         r"others=.*expected polarstep\.AdamW\(\.\.\.\)"),
     "others=None": (lambda: muon_for(mlp(3, 3, 3), others=None), TypeError, "others=None"),
-    "heads='muon'": (
-        lambda: muon_for(mlp(3, 3, 3), heads="muon"),
-        TypeError,
-        r"heads='muon'.*rules=",
-    ),
-    "typo in a pattern": (
-        lambda: muon_for(SmallGPT("untied"), rules=[("haed.weight", AdamW())]),
-        ValueError,
-        r"rules\[0\] \('haed\.weight'\) matches no parameter; the nearest names are head\.weight",
-    ),
-    "type that is not there": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[(nn.Conv2d, AdamW())]),
-        ValueError,
-        r"rules\[0\] \(Conv2d\) matches no parameter; there are names such as 0\.weight",
-    ),
-    "shadowed rule": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[("*", "muon"), ("0.weight", AdamW())]),
-        ValueError,
-        r"rules\[1\] \('0\.weight'\) has no effect: rules\[0\] \('\*'\) came first",
-    ),
-    "vector to Muon": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[("*.bias", "muon")]),
-        ValueError,
-        r"sends 0\.bias and 1 more to Muon.*expected parameters of two dimensions",
-    ),
-    "unknown target": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[("*", "adam")]),
-        TypeError,
-        r"rules\[0\] \('\*'\) has the target 'adam': expected polarstep\.AdamW",
-    ),
-    "algorithm in options": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[("*", {"algorithm": "sgd"})]),
-        ValueError,
-        "'algorithm' among its options",
-    ),
-    "misspelt option": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[("0.*", {"momentun": 0.5})]),
-        ValueError,
-        "did you mean 'momentum'",
-    ),
-    "no pair": (
-        lambda: muon_for(mlp(3, 3, 3), rules=["head.*"]),
-        TypeError,
-        r"rules\[0\] is 'head\.\*': expected a pair",
-    ),
-    "strange matcher": (
-        lambda: muon_for(mlp(3, 3, 3), rules=[(3, "muon")]),
-        TypeError,
-        "a rule for 3: expected a pattern",
-    ),
-    "splits match nothing": (
-        lambda: muon_for(SmallGPT("untied"), splits={"*.kqv.weight": 3}),
-        ValueError,
-        r"splits\['\*\.kqv\.weight'\] matches no parameter .* blocks\.0\.qkv\.weight",
-    ),
-    "splits do not divide": (
-        lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": 5}),
-        ValueError,
-        r"=5: blocks\.0\.qkv\.weight has 48 rows, which 5 does not divide",
-    ),
-    "splits of wrong size": (
-        lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": (16, 16)}),
-        ValueError,
-        r"blocks\.0\.qkv\.weight has split_sizes=\(16, 16\), which sum to 32",
-    ),
-    "splits of another type": (
-        lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": 3.0}),
-        TypeError,
-        r"splits\['\*\.qkv\.weight'\]=3\.0: expected the number of equal parts, or the rows of each",
-    ),
-    "splits of a head": (
-        lambda: muon_for(mlp(8, 8, 8), splits={"2.weight": 2}),
-        ValueError,
-        r"splits\['2\.weight'\] has no effect: 2\.weight goes to AdamW \(head: the model's last layer\)"
-        r'.*rules=\[\("2\.weight", "muon"\)\]',
-    ),
-    "splits of what a rule sent away": (
-        lambda: muon_for(mlp(8, 8, 8, 8), splits={"0.weight": 2}, rules=[("0.*", None)]),
-        ValueError,
-        r"has no effect: 0\.weight is left out \(hidden, by rules\[0\]",
-    ),
-}
+    "heads='muon'": (lambda: muon_for(mlp(3, 3, 3), heads="muon"), TypeError, r"heads='muon'.*rules="),
+    "typo in a pattern":
+        (lambda: muon_for(SmallGPT("untied"), rules=[("haed.weight", AdamW())]), ValueError,
+         r"rules\[0\] \('haed\.weight'\) matches no parameter; the nearest names are head\.weight"),
+    "type that is not there":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[(nn.Conv2d, AdamW())]), ValueError,
+         r"rules\[0\] \(Conv2d\) matches no parameter; there are names such as 0\.weight"),
+    "shadowed rule":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[("*", "muon"), ("0.weight", AdamW())]), ValueError,
+         r"rules\[1\] \('0\.weight'\) has no effect: rules\[0\] \('\*'\) came first"),
+    "vector to Muon":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[("*.bias", "muon")]), ValueError,
+         r"sends 0\.bias and 1 more to Muon.*expected parameters of two dimensions"),
+    "unknown target":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[("*", "adam")]), TypeError,
+         r"rules\[0\] \('\*'\) has the target 'adam': expected polarstep\.AdamW"),
+    "algorithm in options":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[("*", {"algorithm": "sgd"})]), ValueError,
+         "'algorithm' among its options"),
+    "misspelt option":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[("0.*", {"momentun": 0.5})]), ValueError,
+         "did you mean 'momentum'"),
+    "no pair":
+        (lambda: muon_for(mlp(3, 3, 3), rules=["head.*"]), TypeError,
+         r"rules\[0\] is 'head\.\*': expected a pair"),
+    "strange matcher":
+        (lambda: muon_for(mlp(3, 3, 3), rules=[(3, "muon")]), TypeError,
+         "a rule for 3: expected a pattern"),
+    "splits match nothing":
+        (lambda: muon_for(SmallGPT("untied"), splits={"*.kqv.weight": 3}), ValueError,
+         r"splits\['\*\.kqv\.weight'\] matches no parameter .* blocks\.0\.qkv\.weight"),
+    "splits do not divide":
+        (lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": 5}), ValueError,
+         r"=5: blocks\.0\.qkv\.weight has 48 rows, which 5 does not divide"),
+    "splits of wrong size":
+        (lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": (16, 16)}), ValueError,
+         r"blocks\.0\.qkv\.weight has split_sizes=\(16, 16\), which sum to 32"),
+    "splits of another type":
+        (lambda: muon_for(SmallGPT("untied"), splits={"*.qkv.weight": 3.0}), TypeError,
+         r"splits\['\*\.qkv\.weight'\]=3\.0: expected the number of equal parts, or the rows of each"),
+    "splits of a head":
+        (lambda: muon_for(mlp(8, 8, 8), splits={"2.weight": 2}), ValueError,
+         r"splits\['2\.weight'\] has no effect: 2\.weight goes to AdamW \(head: the model's last layer\)"
+     r'.*rules=\[\("2\.weight", "muon"\)\]'),
+    "splits of what a rule sent away":
+        (lambda: muon_for(mlp(8, 8, 8, 8), splits={"0.weight": 2}, rules=[("0.*", None)]), ValueError,
+         r"has no effect: 0\.weight is left out \(hidden, by rules\[0\]"),
+}  # fmt: skip
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of TorchScript itself
