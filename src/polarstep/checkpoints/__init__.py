@@ -2,6 +2,6 @@
 
 checkpoint  state_dict(), load_state_dict() and pickling
 plain       options of a group as plain data
-content     the form of a checkpoint, checked before anything is read from it
+unstarted   entries that the state of a parameter does not have yet, for ranks
 matching    which parameter of a checkpoint is which parameter of the optimizer
 """
