@@ -309,10 +309,10 @@ class Muon(Checkpointed):
             times = " × a factor to be measured" if factor is None else f" × {factor:.3g}"
             told = f"{rule}, lr {float(group['lr']):g}{'' if factor == 1 else times}"
             found.setdefault((group.get("role") or algorithm, told), []).extend(group["params"])
-        lines = [
-            f"  {role}: {told}, {sum(p.numel() for p in params):,} parameters in {len(params)} tensors"
-            for (role, told), params in found.items()
-        ]
+        lines = []
+        for (role, told), params in found.items():
+            entries, tensors = sum(p.numel() for p in params), "tensors" if params[1:] else "tensor"
+            lines.append(f"  {role}: {told}, {entries:,} parameters in {len(params)} {tensors}")
         return "\n".join([f"{type(self).__name__} (", *lines, ")"])
 
     def _repr_html_(self) -> str:

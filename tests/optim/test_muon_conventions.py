@@ -440,7 +440,7 @@ def test_print_has_a_line_for_each_role():
     assert str(optimizer) == (
         "Muon (\n"
         "  hidden: Muon with Auto, NormalizedRows, lr 0.02, 128 parameters in 2 tensors\n"
-        "  head: AdamW, lr 0.02 × 0.05, 16 parameters in 1 tensors\n"
+        "  head: AdamW, lr 0.02 × 0.05, 16 parameters in 1 tensor\n"
         "  vector: AdamW, lr 0.02 × 0.15, 18 parameters in 3 tensors\n"
         ")"
     )
