@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.own_parts import PerEntry
 from tests.ranks.launch import needs_gloo
 from tests.ranks.twins import WARM, Broken, distributed, given, matrix, mesh_of, placed_as, raised
 from torch import Tensor, nn
@@ -219,6 +220,7 @@ OPTIONS: dict[str, Any] = {
     "lr": 0.3,
     "momentum": 0.5,
     "nesterov": False,
+    "momentum_rule": PerEntry(),
     "polar": WARM,
     "weight_decay": 0.1,
     "shape_scale": "rms",
