@@ -8,7 +8,7 @@
 first. Three objects answer what may differ:
 
     map        how T is made of M          polarstep.maps             full space, LowRank, Deflated
-    exchange   which rank computes what    polarstep.ranks.exchange   Alone, Gathered, OverRanks
+    exchange   which rank computes what    polarstep.ranks.exchange   Gathered, OverRanks; or Alone
     engine     how C and X are touched     polarstep.engines          torch's operations, or kernels
 
 :func:`step` is a step of all matrices: :func:`buckets_of` finds the buckets, and :func:`run` takes their
