@@ -138,7 +138,7 @@ TABLES = {
         {
             "AdamW": "two-lines.{}.adamw.perplexity±",
             "NorMuon": "two-lines.{}.normuon.perplexity±",
-            "`muon_for(model)`": "two-lines.{}.default.perplexity±",
+            "default": "two-lines.{}.default.perplexity±",
             "to AdamW": "two-lines.{}.default.gap-adamw",
             "to our own best": "two-lines.{}.default.gap-ours",
             "tokens to AdamW's end": "two-lines.{}.default.tokens-to-adamw",
@@ -147,7 +147,7 @@ TABLES = {
             "GPT-2": "gpt2",
             "GPT": "gpt",
             "LSTM": "lstm",
-            "mixture of experts": "moe",
+            "experts": "moe",
             "ViT": "vit",
             "CNN": "cnn",
             "fine-tuning": "fine-tuning",

@@ -240,7 +240,8 @@ def _two_lines() -> Iterator[tuple[str, Number]]:
             prefix = f"two-lines.{name}.{method}"
             ends = {seed: math.exp(run["test"]) for seed, run in runs.items()}
             found = change((_reported(ends) or ends).values())
-            yield f"{prefix}.perplexity", of(found, source, "", sign=False)
+            digits = 1 if found.value > 20 else 2
+            yield f"{prefix}.perplexity", of(found, source, "", digits, sign=False)
             parts = tokens_to(runs, its.get("adamw", {}))
             if method != "adamw" and parts:
                 yield f"{prefix}.tokens-to-adamw", span(parts, source, "%", 0)
