@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.operations import Operations
+from tests.counting import Operations
 from tests.own_parts import WITH_STATE, Run, sketched
 from torch import Tensor
 

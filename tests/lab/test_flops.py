@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.flops import Flops
+from tests.counting import Flops
 
 import polarstep as ps
 from polarstep.maps import NewtonSchulz

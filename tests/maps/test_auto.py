@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from tests.resuming import gone_on_beside
 from tests.spectra import gaussian
-from tests.step_times import step_times
 from torch import nn
 
 import polarstep as ps
 from polarstep.maps import Warm, auto
+from polarstep_lab import records
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 SHAPES = [(300, 280), (280, 300), (2, 270, 272), (24, 40)]
@@ -77,6 +79,20 @@ def test_the_choice_depends_on_the_device_and_not_on_the_side():
     assert ps.Auto().on(512, 512, CPU) == deflated(512, 512)
     assert ps.Auto().on(512, 512, CUDA) == FULL  # too few products for their launches
     assert ps.Auto().on(4096, 1024, CPU) == ps.Auto().on(1024, 4096, CPU)
+
+
+def step_times(part, workload):
+    """What ``benchmarks/step_cost.py`` measured: milliseconds of whole steps by optimizer.
+
+    Of the host or of the device, whichever is less: a small step is over on the device before its host
+    has launched the next one.
+    """
+    return {
+        line["variant"]: min(line["result"]["ms"], line["result"].get("device_ms", math.inf))
+        for line in records.read(Path(__file__).parents[2] / "results" / "step-cost")
+        if (line["kind"], line["part"]) == ("time", part)
+        and line["config"].get("workload") == workload
+    }
 
 
 @pytest.mark.parametrize("kind", ["H200"], indirect=True)

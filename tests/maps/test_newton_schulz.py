@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.flops import Flops
+from tests.counting import Flops
 from tests.spectra import (
     SPECTRA,
     batch,

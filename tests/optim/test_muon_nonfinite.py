@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from tests.operations import Operations
+from tests.counting import Operations
 from tests.own_parts import SignDescent
 from tests.spectra import gaussian
 from torch.nn import Parameter

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.operations import Operations
+from tests.counting import Operations
 from tests.solvers import Solver, over_solvers
 from torch import Tensor
 

@@ -1,19 +1,25 @@
-"""Count the FLOPs of matrix products with the formulas of ``torch.utils.flop_counter``."""
+"""What a function asks of torch: the FLOPs of its products, and how many operations it calls."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-__all__ = ["Flops"]
-
+__all__ = ["Flops", "Operations"]
 
 aten = torch.ops.aten
 # Products that torch's registry knows under another name only.
 IN_PLACE = {aten.baddbmm_: aten.baddbmm, aten.addmm_: aten.addmm}
+# They move no data.
+VIEWS = {"detach", "permute", "select", "split", "split_with_sizes", "t", "transpose"} | {
+    "unbind",
+    "unsqueeze",
+    "view",
+}
 
 
 class Flops(TorchDispatchMode):
@@ -39,3 +45,22 @@ class Flops(TorchDispatchMode):
             out = func(*args, **(kwargs or {}))
         self.total += formula(*args, **(kwargs or {}), out_val=out)
         return out
+
+
+class Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts torch's operations by name. On a GPU each that is no view is a launch, or more."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def launches(self) -> int:
+        """The number of operations that are no views."""
+        return sum(count for name, count in self.counts.items() if name not in VIEWS)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
