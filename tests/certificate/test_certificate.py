@@ -62,12 +62,6 @@ def test_certify_is_the_definition():
     assert float(batch.gamma[2]) == float(batch.nu[2]) == 0
 
 
-def test_certify_and_cheap_refuse_mismatched_shapes():
-    for function in (certify, cheap_certificate):
-        with pytest.raises(ValueError, match="the same shape"):
-            function(torch.ones(3, 4), torch.ones(4, 3))
-
-
 def test_certify_of_a_matrix_that_is_not_finite_is_nan_and_its_own_matter():
     """As the maps have it: LAPACK would refuse the whole batch."""
     M = torch.stack([matrix("power-law", 9, 7)] * 4)
@@ -82,17 +76,6 @@ def test_certify_of_a_matrix_that_is_not_finite_is_nan_and_its_own_matter():
         assert getattr(whole, column).isnan().nonzero().flatten().tolist() == poisoned
     assert whole.effective_rank.isnan().tolist() == [False, True, False, True]
     assert whole.captured_energy.isnan().tolist() == [False, True, True, True]
-
-
-def test_certify_refuses_what_is_no_matrix_of_real_numbers():
-    M = torch.eye(3)
-    for bad in (M.long(), M.bool(), M.to(torch.complex64)):
-        with pytest.raises(TypeError, match=r"expected real floating-point matrices.*M\.float\(\)"):
-            certify(bad, M)
-        with pytest.raises(TypeError, match=r"T is torch\..*expected real floating-point"):
-            certify(M, bad)
-    with pytest.raises(TypeError, match=r"T is a list: expected a tensor"):
-        certify(M, M.tolist())
 
 
 @pytest.mark.parametrize("name", [*MAPS, "unknown"])
@@ -144,29 +127,6 @@ def test_cheap_certificate_multiplies_less_than_a_twentieth_of_the_map(polar, sh
     with FlopCounterMode(display=False) as extra:
         cheap_certificate(M, T, polar, step.factors)
     assert 0 <= extra.get_total_flops() < 0.05 * whole.get_total_flops()
-
-
-@pytest.mark.parametrize("name", ["deflated", "deflated-flat"])
-def test_the_certificate_of_a_running_optimizer_covers_deflated_maps(name):
-    """Bounds of every step, with what the map carries, are above the exact γ and ν of that step."""
-    p = torch.nn.Parameter(torch.zeros(24, 40))
-    optimizer = ps.Muon([p], lr=0.1, polar=MAPS[name])
-    bounds_of, exact = [], []
-
-    def look(bucket):
-        bounds_of.append(cheap_certificate(bucket.M, bucket.T, MAPS[name]))
-        exact.append(certify(bucket.M, bucket.T))
-
-    optimizer.register_polar_hook(look)
-    for step in range(6):
-        p.grad = matrix("power-law", 24, 40, seed=step).float()
-        optimizer.step()
-    assert len(exact) == 6
-    for bound, found in zip(bounds_of, exact, strict=True):
-        assert (bound.gamma >= found.gamma).all()
-        assert (bound.nu >= found.nu).all()
-        assert (bound.gamma < 0.9).all()
-        assert (bound.nu < 2 * 24**0.5).all()
 
 
 def test_exact_map_is_certified_exact():

@@ -199,11 +199,6 @@ def test_the_optimizer_inside_a_wrapper_is_asked_for():
         Monitor(wrapped)
 
 
-def test_bad_interval():
-    with pytest.raises(ValueError, match="every=0"):
-        Monitor(ps.Muon([torch.nn.Parameter(torch.eye(3))]), every=0)
-
-
 def test_parameters_without_names_are_told_apart_by_their_groups():
     X, Y = (torch.nn.Parameter(torch.eye(n)) for n in (4, 5))
     optimizer = ps.Muon([{"params": [X]}, {"params": [Y]}], polar=ps.NewtonSchulz(5, "quintic"))

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.resuming import gone_on_beside
 from torch import Tensor
 
 import polarstep as ps
@@ -174,22 +173,6 @@ def test_nonfinite_gradients_are_skipped_alike(device: torch.device, polar: ps.P
 
 
 @WITH_STATE
-def test_a_resumed_fused_run_goes_on_bit_for_bit(device: torch.device, polar: ps.PolarMap) -> None:
-    params = parameters(device, polar)
-    opt = ps.Muon(groups(params), lr=0.1, polar=polar)
-    saved, ended = (3, 6) if ON_GPU else (2, 4)
-    for step in range(saved):
-        set_gradients(params, step)
-        opt.step()
-    options = {"lr": 0.1, "polar": polar}
-    copies = gone_on_beside(params, opt, groups, set_gradients, range(saved, ended), **options)
-    if device.type == "cpu":
-        assert all(torch.equal(a, b) for a, b in zip(params, copies, strict=True))
-    else:
-        assert close(params, copies, device)
-
-
-@WITH_STATE
 def test_a_hook_sees_the_step_and_does_not_change_it(
     device: torch.device, polar: ps.PolarMap
 ) -> None:
@@ -289,33 +272,6 @@ def test_an_empty_parameter_is_nothing_to_do(device: torch.device, shape: tuple[
     assert opt._replayed.buckets
     assert empty.shape == shape
     assert not torch.equal(other, torch.ones_like(other))
-
-
-def test_a_parameter_that_joins_later_starts_from_a_fresh_sketch(device: torch.device) -> None:
-    a, b = (torch.nn.Parameter(torch.zeros(16, 32, device=device)) for _ in range(2))
-    opt = ps.Muon([a, b], lr=1.0, polar=MAPS[3])
-    for step in range(3):
-        set_gradients([a], step)
-        b.grad = torch.randn_like(b) if step == 2 else None
-        opt.step()
-    assert torch.linalg.matrix_norm(b.detach(), 2) > 0.5  # a step of singular values near one
-
-
-def test_changing_company_keeps_one_bucket_and_the_right_basis(device: torch.device) -> None:
-    """Experts that get gradients now and then: the same trajectory as plain, no heap of buckets."""
-    ends = []
-    for fused in (True, False):
-        params = [torch.nn.Parameter(torch.zeros(16, 32, device=device)) for _ in range(3)]
-        opt = ps.Muon(params, lr=0.1, polar=MAPS[3], fused=fused)
-        for step in range(7):
-            set_gradients(params, step)
-            params[step % 3].grad = None
-            if step % 2:
-                params[(step + 1) % 3].grad = None
-            opt.step()
-        ends.append([p.detach() for p in params])
-        assert len(opt._replayed.buckets) == fused
-    assert close(*ends, device)
 
 
 def test_a_split_that_changes_between_steps_is_seen_at_the_next_one(device: torch.device) -> None:

@@ -6,8 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.kernels import many_on_ranks
-from tests.ranks.launch import launched, needs_gloo
 
 import polarstep as ps
 from polarstep import kernels
@@ -95,22 +93,6 @@ def test_a_map_of_many_matrices_is_made_in_parts(
     parts = polar(M, generator=torch.Generator(device).manual_seed(0))
     assert most_at_a_time(grids) == min(launched, MOST)
     torch.testing.assert_close(parts, whole)
-
-
-@pytest.fixture(scope="module")
-def on_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What two ranks saw of the steps that they share."""
-    return launched(many_on_ranks.__name__, 2, tmp_path_factory.mktemp("many"))
-
-
-@needs_gloo
-@pytest.mark.parametrize("name", many_on_ranks.CASES)
-def test_ranks_that_share_many_matrices_compute_them_in_parts(name: str, on_ranks: Any) -> None:
-    for there in on_ranks:
-        whole, in_parts = there[name]["most"]
-        assert whole > many_on_ranks.MOST
-        assert in_parts <= many_on_ranks.MOST
-        assert there[name]["off"] < (0.05 if torch.cuda.is_available() else 1e-5)
 
 
 def test_a_matrix_whose_entries_32_bits_cannot_count_is_refused(device, monkeypatch):

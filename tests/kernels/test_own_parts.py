@@ -20,6 +20,8 @@ import polarstep as ps
 
 over_own = pytest.mark.parametrize("polar", OWN.values(), ids=OWN.keys())
 over_state = pytest.mark.parametrize("polar", WITH_STATE.values(), ids=WITH_STATE.keys())
+ALL = WITH_STATE | OWN
+over_all = pytest.mark.parametrize("polar", ALL.values(), ids=ALL.keys())
 LAST = len(SHAPES) - 1
 MORE_STEPS = 4 if torch.cuda.is_available() else 2  # a GPU captures its steps after the fourth
 
@@ -43,8 +45,8 @@ def test_it_takes_the_plain_steps(device: torch.device, polar: ps.PolarMap) -> N
         assert fused.values(i).keys() == {"parameter", "momentum_buffer", *polar.traits.carries}
 
 
-@over_own
-@pytest.mark.parametrize("steps", [1, FIRST_STEPS, 4])
+@over_all
+@pytest.mark.parametrize("steps", [1, FIRST_STEPS])
 def test_a_run_goes_on_from_a_file_bit_for_bit(
     device: torch.device, polar: ps.PolarMap, steps: int, tmp_path: Path
 ) -> None:
@@ -56,7 +58,7 @@ def test_a_run_goes_on_from_a_file_bit_for_bit(
         assert same(run.values(i), again.values(i))
 
 
-@over_own
+@over_all
 def test_a_skipped_parameter_keeps_its_carry(device: torch.device, polar: ps.PolarMap) -> None:
     def started() -> Run:
         return Run.of(polar, device, nonfinite="skip", weight_decay=0.1).go(range(FIRST_STEPS))

@@ -14,7 +14,7 @@ from tests.own_parts import WITH_STATE, Run, sketched
 from torch import Tensor
 
 import polarstep as ps
-from polarstep.engines import replay, replay_plan
+from polarstep.engines import replay
 from polarstep.engines.fused import has_momentum_like, lies_like
 
 SKETCHED = sketched(ps.Gaussian())
@@ -197,30 +197,6 @@ def test_a_gradient_that_lies_otherwise_leaves_its_parameter_with_the_kernels(
             assert ops.counts["_foreach_copy_"] == odd  # all copies of a step are one operation
         ends.append([p.detach() for p in params])
     assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
-
-
-def test_only_the_gradients_have_new_rows_where_only_they_have_moved(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A step of many parameters would spend its time on addresses that are in the tables already."""
-    made, found = list[int](), replay_plan.offsets
-    monkeypatch.setattr(replay_plan, "offsets", lambda member: made.append(1) or found(member))
-    rows = replay_plan._lasting_rows
-    filled = list[int]()
-    monkeypatch.setattr(replay_plan, "_lasting_rows", lambda plan: filled.append(1) or rows(plan))
-    params = [torch.nn.Parameter(torch.eye(16, 32, device=device)) for _ in range(3)]
-    optimizer, kept = ps.Muon(params, lr=0.1, polar=ps.NewtonSchulz(3, "quintic")), []
-    for step in range(4):
-        for p in params:
-            kept.append(gradient(p, step))  # alive, so that no later one is at the same address
-            p.grad = kept[-1]
-        before = optimizer._replayed._plan.gradients
-        optimizer.step()
-        assert optimizer._replayed._plan.gradients != before
-    assert (len(made), len(filled)) == (3, 1)
-    optimizer.state[params[0]]["momentum_buffer"] = torch.zeros_like(params[0])
-    optimizer.step()
-    assert (len(made), len(filled)) == (3, 2)
 
 
 MAPS = {

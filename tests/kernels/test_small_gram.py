@@ -125,17 +125,3 @@ def test_what_one_launch_takes(device: torch.device) -> None:
     assert not suits(G(8)[:, :4, :4], (QUINTIC,))
     assert not suits(G(8).double(), (QUINTIC,))
     assert suits(G(8).float(), (QUINTIC,)) == interpreted()
-
-
-@pytest.mark.parametrize(("m", "taken"), [(128, True), (129, False)])
-def test_small_matrices_take_one_launch(
-    device: torch.device, monkeypatch: pytest.MonkeyPatch, m: int, taken: bool
-) -> None:
-
-    if not takes_large_tiles(device):
-        pytest.skip("the kernel is for other GPUs")
-    from polarstep.kernels import small
-
-    monkeypatch.setattr(small, "accumulated", lambda *_: "one launch")
-    W = ops_of(device).accumulated(gram(1, m, torch.float16, device), (QUINTIC,))
-    assert (W == "one launch") is taken  # type: ignore[comparison-overlap]

@@ -33,15 +33,15 @@ _SUMS = 1024
 
 
 @triton.jit
-def _sum_squares_kernel(Y, sums, size, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum_squares_kernel(Y, sums, size, parts, BLOCK: tl.constexpr):
     batch = tl.program_id(1).to(tl.int64)
     part = tl.program_id(0)
     total = tl.zeros((BLOCK,), dtype=tl.float64)
-    for start in range(part * BLOCK, size, PARTS * BLOCK):
+    for start in range(part * BLOCK, size, parts * BLOCK):
         at = start + tl.arange(0, BLOCK)
         y = tl.load(Y + batch * size + at, mask=at < size, other=0.0).to(tl.float64)
         total += y * y
-    tl.store(sums + batch * PARTS + part, tl.sum(total, axis=0))
+    tl.store(sums + batch * parts + part, tl.sum(total, axis=0))
 
 
 @triton.jit
@@ -99,7 +99,7 @@ def sums_of_squares(Y: Tensor) -> Tensor:
     blocks = triton.next_power_of_2(triton.cdiv(size, _BLOCK))  # more parts would add nothing
     parts = min(blocks, triton.next_power_of_2(max(8, min(512, triton.cdiv(_SUMS, batch)))))
     sums = torch.empty(batch, parts, device=Y.device, dtype=torch.float64)
-    _sum_squares_kernel[(parts, batch)](Y, sums, size, PARTS=parts, BLOCK=_BLOCK, num_warps=8)
+    _sum_squares_kernel[(parts, batch)](Y, sums, size, parts, BLOCK=_BLOCK, num_warps=8)
     return sums
 
 

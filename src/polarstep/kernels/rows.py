@@ -38,7 +38,6 @@ def _numbers_kernel(
     squares, known, moments, factors, sizes,
     M, N, PARTS,
     beta2,
-    KNOWN: tl.constexpr,
     BR: tl.constexpr,
     BP: tl.constexpr,
 ):  # fmt: skip
@@ -52,9 +51,8 @@ def _numbers_kernel(
         at = squares + (batch * M + r[:, None]) * PARTS + p[None, :]
         inside = (r[:, None] < M) & (p[None, :] < PARTS)
         square = tl.sum(tl.load(at, mask=inside, other=0.0), axis=1)
-        v = (1 - beta2) * square / N
-        if KNOWN:
-            v += beta2 * tl.load(known + batch * M + r, mask=r < M, other=0.0).to(tl.float32)
+        last = tl.load(known + batch * M + r, mask=r < M, other=0.0).to(tl.float32)
+        v = (1 - beta2) * square / N + beta2 * last
         factor = tl.where(v > 0, tl.rsqrt(tl.where(v > 0, v, 1.0)), 0.0)
         tl.store(moments + batch * M + r, v.to(moments.dtype.element_ty), mask=r < M)
         tl.store(factors + batch * M + r, factor, mask=r < M)
@@ -88,12 +86,13 @@ def row_numbers(
     moments = torch.empty(batch, M, dtype=dtype, device=squares.device)
     factors = torch.empty(batch, M, dtype=torch.float32, device=squares.device)
     sizes = torch.empty(batch, dtype=torch.float32, device=squares.device)
+    if known is None:
+        known = torch.zeros(batch, M, dtype=dtype, device=squares.device)
     BP = triton.next_power_of_2(parts)
     _numbers_kernel[(batch,)](
-        squares, squares if known is None else known.contiguous(), moments, factors, sizes,
+        squares, known.contiguous(), moments, factors, sizes,
         M, columns, parts,
         beta2,
-        KNOWN=known is not None,
         BR=max(_BLOCK // BP, 16), BP=BP,
         num_warps=8,
     )  # fmt: skip

@@ -79,7 +79,6 @@ __all__ = [
     "numbers_for",
     "one_step",
     "step_of",
-    "steps_of",
     "wide",
 ]
 
@@ -266,34 +265,25 @@ def step_of(polar: PolarMap, M: Tensor, carry: MapState, draw: Draw) -> tuple[Po
     Raises:
         TypeError, ValueError: if a map of a user's own returns what the contract does not allow.
     """
-    found = steps_of(polar, M, carry, draw)
-    if len(found) == 1:
-        return found[0]
+    if len(M) <= kernels.MOST_MATRICES:
+        return _one_step_of(polar, M, carry, draw)
+    counts = kernels.part_sizes(len(M), M.device)
+    flags, squares = (
+        [None] * len(counts) if each is None else torch.split(each, counts)
+        for each in (draw.finite, draw.squares)
+    )
+    found = [
+        _one_step_of(polar, part, its_carry, replace(draw, finite=finite, squares=square))
+        for part, its_carry, finite, square in zip(
+            torch.split(M, counts), carry.split(counts), flags, squares, strict=True
+        )
+    ]
     polars, left = zip(*found, strict=True)
     norms = [each.squared_norm for each in polars if each.squared_norm is not None]
     squared_norm = (lambda: torch.cat([norm() for norm in norms])) if norms else None
     factors = Factors.joined([each.factors for each in polars if each.factors is not None])
     T = None if factors else torch.cat([each.multiplied_out() for each in polars])
     return Polar(M, T, factors, squared_norm), MapState.joined(left)
-
-
-def steps_of(
-    polar: PolarMap, M: Tensor, carry: MapState, draw: Draw
-) -> list[tuple[Polar, MapState]]:
-    """What ``polar.step`` returns for each of the parts in which kernels take the matrices."""
-    if len(M) <= kernels.MOST_MATRICES:
-        return [_one_step_of(polar, M, carry, draw)]
-    counts = kernels.part_sizes(len(M), M.device)
-    flags, squares = (
-        [None] * len(counts) if each is None else torch.split(each, counts)
-        for each in (draw.finite, draw.squares)
-    )
-    return [
-        _one_step_of(polar, part, its_carry, replace(draw, finite=finite, squares=square))
-        for part, its_carry, finite, square in zip(
-            torch.split(M, counts), carry.split(counts), flags, squares, strict=True
-        )
-    ]
 
 
 def _one_step_of(polar: PolarMap, M: Tensor, carry: MapState, draw: Draw) -> tuple[Polar, MapState]:
