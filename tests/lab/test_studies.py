@@ -17,7 +17,7 @@ from polarstep_lab import studies
 from polarstep_lab.cli import app
 from polarstep_lab.config import ConfigError
 from polarstep_lab.data.corpus import corpus_tokens
-from polarstep_lab.jobs.job import jobs_of, rate_jobs
+from polarstep_lab.jobs.job import chosen_rate, jobs_of, rate_jobs
 from polarstep_lab.models.gpt import GPT
 from polarstep_lab.optimizers.build import build_optimizer
 from polarstep_lab.optimizers.schedule import RunSchedule
@@ -89,6 +89,20 @@ def test_a_map_that_fails_does_not_keep_the_others_from_being_made(tmp_path, mon
     runs = {path: RunRecord.load(path) for path in find_runs(["runs/mine"])}
     ended = {(run.spec.study["variant"], run.status) for run in runs.values()}
     assert ended == {("full space", "finished"), ("rank 4", "finished"), ("my idea", "failed")}
+
+
+def test_a_variant_that_trains_at_no_rate_says_how_each_ended(tmp_path):
+    study = Study(
+        "s", "nanogpt-toy", [Variant("hot", "sgd")], rates=Rates((1e30, 1e31, 1e32)),
+        overrides=SMALLEST_GPT | {"runtime.device": "cpu"},
+    )  # fmt: skip
+    for job in rate_jobs(study, tmp_path)[:2]:
+        train(job.config, job.directory, spec=job.spec)
+    expected = (
+        r"no rate of 'hot' trains \(1e\+30 diverged: .*; 1e\+31 diverged: .*; 1e\+32 was not made"
+    )
+    with pytest.raises(ConfigError, match=expected):
+        chosen_rate(study, study.variants[0], tmp_path)
 
 
 @pytest.mark.parametrize(

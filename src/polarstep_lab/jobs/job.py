@@ -139,16 +139,20 @@ def chosen_rate(study: Study, variant: Variant, out: Path) -> tuple[float, str]:
     rates = study.rates_of(variant)
     if len(rates) == 1:
         return rates[0], "given"
-    found = {}
+    found, ended = {}, []
     for rate in rates:
         result = Result.load(out / "rates" / variant.place / f"{rate:g}")
-        if result is not None and result.status == "finished" and result.validation is not None:
-            sign = -1 if result.metric == "test_accuracy" else 1
-            found[rate] = sign * result.validation
-    if not found or not any(map(math.isfinite, found.values())):
+        validation = None if result is None else result.validation
+        if result is None:
+            ended.append(f"{rate:g} was not made")
+        elif result.status != "finished" or validation is None or not math.isfinite(validation):
+            ended.append(f"{rate:g} {result.status}: {result.message}".rstrip(": "))
+        else:
+            found[rate] = validation * (-1 if result.metric == "test_accuracy" else 1)
+    if not found:
         raise ConfigError(
-            f"no rate of {variant.name!r} trains: expected one of {list(rates)} to finish; "
-            "give lower ones in rates="
+            f"no rate of {variant.name!r} trains ({'; '.join(ended)}): give others in rates=, or mend "
+            "what failed, and run the study again"
         )
     tried = ", ".join(f"{rate:g}" for rate in rates)
     return min(found, key=found.__getitem__), f"best of {tried} on seed {study.rates.seed}"
