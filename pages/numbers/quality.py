@@ -194,7 +194,7 @@ def family(name: str) -> dict[str, dict[int, dict[str, Any]]]:
     runs = [row for row in rows("two-lines", FAMILIES[name]) if row["family"] == name]
     wanted = [("default", "ours", DEFAULT), ("default", "default", {})]
     for method in SEARCHED:
-        search = [row for row in runs if (row["method"], row["why"]) == (method, "search")]
+        search = [row for row in runs if (row["method"], row["seed"]) == (method, CHOICE)]
         tried = [row for row in search if "validation" in row]
         if tried:
             best = min(tried, key=lambda row: row["validation"])["options"]
