@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import re
 import xml.etree.ElementTree as ET
-from pathlib import Path
 
 import pytest
 from tests.imports import imported
 
-figures = importlib.import_module("pages.figures")
-PACKAGE = Path(__file__).resolve().parents[3] / "src/polarstep"
+from pages import ROOT, figures, rooms
+
+PACKAGE = ROOT / "src/polarstep"
 SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.mark.parametrize("name", figures.FIGURES)
-def test_a_figure_is_on_disk_has_words_and_nothing_outside_of_it(name, write, made):
+def test_a_figure_is_on_disk_has_words_and_nothing_outside_of_it(name, made):
     drawn = figures.FIGURES[name](made)
-    assert (write.ROOT / name).read_text(encoding="utf-8") == drawn
+    assert (ROOT / name).read_text(encoding="utf-8") == drawn
     root = ET.fromstring(drawn)
     assert root.find(f"{SVG}title").text
     assert len(root.find(f"{SVG}desc").text) > 40
@@ -43,7 +42,6 @@ def test_names_beside_lines_do_not_meet():
 
 def test_the_picture_of_the_rooms_has_the_imports_of_the_package():
     """Each line is an import, and each import from an upper row to a lower one is along lines."""
-    rooms = importlib.import_module("pages.rooms")
     row_of = {room.name: k for k, row in enumerate(rooms.ROWS) for room in row}
     name_of = {name.removesuffix(".py"): name for name in row_of}
     found = {
