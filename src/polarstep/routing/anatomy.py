@@ -383,14 +383,8 @@ def _heads(root: Node, vocabularies: dict[int, str], embedded: set[int]) -> dict
     for node in layers:
         if node.widths is not None:
             width = node.widths[1]
-            if (
-                width >= FEWEST_ENTRIES
-                and width in vocabularies
-                and not read[width]
-                and _ends_block(node)
-            ):
-                table = vocabularies[width]
-                heads[id(node.module)] = f"a row for each entry of {table}"
+            if width >= FEWEST_ENTRIES and width in vocabularies and not read[width]:
+                heads[id(node.module)] = f"a row for each entry of {vocabularies[width]}"
         elif isinstance(node.module, nn.AdaptiveLogSoftmaxWithLoss):
             for part in node.walk():
                 heads[id(part.module)] = "part of an adaptive softmax"
@@ -510,15 +504,6 @@ def _last_layer(node: Node) -> Node:
     """The layer that is registered last in ``node``."""
     *_, last = (below for below in node.walk() if below.inputs and not below.adapts)
     return last
-
-
-def _ends_block(node: Node) -> bool:
-    """Whether ``node`` is in no repeated block, or is the last layer of its block."""
-    block = next((above for above in node.ancestors() if above.is_block), None)
-    if block is None:
-        return True
-    layers = [each for each in block.walk() if each.widths and not each.adapts]
-    return layers[-1] is node
 
 
 def _has_layers(node: Node, of_its_own: bool = False) -> bool:
