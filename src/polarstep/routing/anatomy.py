@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from torch import Tensor, nn
@@ -80,6 +81,11 @@ class Node:
         while node is not None:
             yield node
             node = node.parent
+
+    def nearest(self, above: int) -> Iterator[Node]:
+        """This node and as many as ``above`` around it, innermost first."""
+        yield self
+        yield from islice(self.ancestors(), above)
 
     @property
     def widths(self) -> tuple[int, int] | None:
@@ -492,8 +498,7 @@ def _unread(node: Node, read: Counter[int]) -> int | None:
 
 def _called_head(node: Node) -> Node | None:
     """This layer, or a module that ends with it, if called head; none inside a repeated block."""
-    around = [node, *(above for above, _ in zip(node.ancestors(), range(2), strict=False))]
-    called = [place for place in around if HEAD_NAMES.search(place.last_name)]
+    called = [place for place in node.nearest(2) if HEAD_NAMES.search(place.last_name)]
     if not called or node.widths is None or any(above.is_block for above in node.ancestors()):
         return None
     ends = (p for p in called if isinstance(p.module, nn.ModuleList) or _last_layer(p) is node)

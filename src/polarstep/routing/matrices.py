@@ -10,7 +10,6 @@ table says so.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -272,7 +271,7 @@ def _values(use: Use) -> int | None:
 
 def _is_by_head(use: Use) -> bool:
     """Whether a module around the weight stores q, k and v head by head."""
-    modules = [node.module for node in _above(use.owner)]
+    modules = [node.module for node in use.owner.nearest(2)]
     return any(
         BY_HEAD.search(type(module).__name__)
         or getattr(module, "head_first", None) is True
@@ -283,12 +282,12 @@ def _is_by_head(use: Use) -> bool:
 
 def _is_attention_by_head(use: Use) -> bool:
     """As :func:`_is_by_head`, where the name of the weight leaves open that it is attention's."""
-    kinds = (type(node.module).__name__ for node in _above(use.owner))
+    kinds = (type(node.module).__name__ for node in use.owner.nearest(2))
     return _is_by_head(use) and any("Attention" in kind for kind in kinds)
 
 
 def _attention(use: Use, name: str, outputs: int, inputs: int) -> tuple[Cut, str]:
-    kinds = [type(node.module).__name__ for node in _above(use.owner)]
+    kinds = [type(node.module).__name__ for node in use.owner.nearest(2)]
     reads, found = _reads(use), f"q, k, v of {name}"
     if any(kind.startswith("CodeGen") for kind in kinds):
         part = outputs // (3 * CODEGEN_BLOCKS)
@@ -369,7 +368,9 @@ def _gated(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
 
 def _input(use: Use, name: str, outputs: int) -> tuple[Cut, str] | None:
     """The input projection of a state-space layer, a gated convolution or a parallel block."""
-    parts = next((sizes for node in _above(use.owner) if (sizes := _stated_parts(node.module))), ())
+    parts = next(
+        (sizes for node in use.owner.nearest(2) if (sizes := _stated_parts(node.module))), ()
+    )
     if len(parts) > 1 and sum(parts) == outputs:
         return Cut(parts), f"{len(parts)} parts of {name}"
     reads = _reads(use)
@@ -426,16 +427,9 @@ def has_heads_inside(use: Use, p: Tensor) -> bool:
     return (heads, width) == tuple(p.shape[1:]) and p.shape[0] >= p.shape[2]
 
 
-def _above(layer: Node) -> Iterator[Node]:
-    """The layer and the two modules around it, innermost first."""
-    yield layer
-    for node, _ in zip(layer.ancestors(), range(2), strict=False):
-        yield node
-
-
 def number_near(layer: Node, names: tuple[str, ...]) -> int | None:
     """The number that a module around a layer, or its configuration, has under one of ``names``."""
-    for node in _above(layer):
+    for node in layer.nearest(2):
         for holder in (node.module, getattr(node.module, "config", None)):
             for name in names:
                 value = getattr(holder, name, None)

@@ -90,7 +90,7 @@ def _places(use: Use) -> Iterator[tuple[str, Node]]:
         if letters:
             yield letters, owner
         return
-    for node in (owner, *islice(owner.ancestors(), 2)):
+    for node in owner.nearest(2):
         around = node.parent
         if around is None:
             return

@@ -266,7 +266,7 @@ def _is_in_gated_mlp(use: Use) -> bool:
 def _experts_near(use: Use) -> set[int]:
     """The numbers of experts in the modules around a layer: as attributes say, and as they are held."""
     found: set[int] = set()
-    above = [use.owner, *(node for node, _ in zip(use.owner.ancestors(), range(3), strict=False))]
+    above = list(use.owner.nearest(3))
     # The configuration is the whole model's: its number counts where experts are in sight.
     beside = (child.last_name for node in above for child in node.children)
     has_experts = any("expert" in name.lower() for name in beside)
