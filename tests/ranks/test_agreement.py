@@ -94,21 +94,16 @@ def test_an_error_reaches_ranks_that_have_another_mesh_in_common(four) -> None:
     assert second == "nothing"
 
 
-def parts_of_another_shape() -> str:
+def parts_of_another_shape() -> list[str]:
     """Ten rows as 3, 3, 2, 2 in place of 3, 3, 3, 1: two ranks have what is expected."""
     X = given("a", ((3, 3, 2, 2)[dist.get_rank()], 6))
     sizes = {"shape": torch.Size((10, 6)), "stride": (6, 1)}
     p = nn.Parameter(DTensor.from_local(X, mesh_of(), [Shard(0)], run_check=False, **sizes))
     p.grad = torch.zeros_like(p)
     optimizer = ps.Muon([p])
-    assert raised(optimizer.step) == raised(optimizer.step)
-    return raised(optimizer.step)
-
-
-def test_parts_of_another_shape_on_some_ranks(four) -> None:
-    words = same_on_all(four(parts_of_another_shape))
-    assert "failed on 2 of 4 ranks" in words
-    assert "rank 3: ValueError: a parameter of shape (10, 6)" in words
+    first, second = raised(optimizer.step), raised(optimizer.step)
+    assert first == second
+    return [second]
 
 
 # Before a step: ranks that differ
@@ -141,13 +136,6 @@ def loaded_on_one() -> list[str]:
     return words_of(optimizer, params, 1)
 
 
-@pytest.mark.parametrize("case", [out_of_step, out_of_step_on_two_meshes, loaded_on_one])
-def test_ranks_at_different_steps(case, four) -> None:
-    for (word,) in four(case):
-        assert "from 0 to 3: expected the same step on all ranks" in word
-        assert "load one checkpoint on all" in word
-
-
 def other_parameters_on_one() -> list[str]:
     """Rank 1 has a matrix less, as where experts of its own are among the plain parameters."""
     count = 2 if dist.get_rank() == 1 else 3
@@ -169,34 +157,6 @@ def a_group_added_on_one() -> list[str]:
         optimizer.add_param_group({"params": params[1:]})
     assert words == ["nothing"]
     return words_of(optimizer, params, 1)
-
-
-COMMON = "parameters in common with ranks (0, 1, 2, 3)"
-
-
-@pytest.mark.parametrize(
-    ("case", "told"),
-    [
-        (
-            other_parameters_on_one,
-            (f"rank 0: 3 {COMMON}, from number 3 on: 8×12 torch.float64", f"rank 1: 2 {COMMON}"),
-        ),
-        (
-            other_order_on_one,
-            (
-                f"rank 0: 3 {COMMON}, from number 2 on: b",
-                f"rank 1: 3 {COMMON}, from number 2 on: c",
-            ),
-        ),
-        (
-            a_group_added_on_one,
-            (f"rank 0: 1 {COMMON}; rank 1: 2 {COMMON}, from number 2 on", "added, on all of them"),
-        ),
-    ],
-)
-def test_ranks_with_other_parameters(case, told, four) -> None:
-    (word,) = same_on_all(four(case))
-    assert all(each in word for each in told)
 
 
 def more_parameters_on_one() -> list[str]:
@@ -275,11 +235,6 @@ def test_rates_may_differ_in_their_last_digit(four) -> None:
     assert four(rates_in_their_last_digit) == [["nothing"]] * 4
 
 
-def test_a_failure_on_a_later_axis_reaches_ranks_of_the_earlier(four) -> None:
-    for (word,) in four(other_option_on_a_later_axis):
-        assert "weight_decay of group 'muon-2' is 0.0 on rank 1 and 0.1 on rank 3" in word
-
-
 def a_sum_and_no_gradient() -> list[str]:
     """A gradient that is still to be summed, and is missing on rank 1, which would not sum with them."""
     params, optimizer = rows()
@@ -291,23 +246,11 @@ def a_sum_and_no_gradient() -> list[str]:
     return [*words, raised(optimizer.step)]
 
 
-def test_a_sum_that_some_ranks_lack(four) -> None:
-    """The ranks that have it would wait for the others to sum."""
-    first, second = same_on_all(four(a_sum_and_no_gradient))
-    assert first == "nothing"
-    assert "the gradient of b (8×12 torch.float64) in group 0 is placed otherwise" in second
-
-
 def a_monitor_on_one() -> list[str]:
     params, optimizer = rows("a")
     if dist.get_rank() == 0:
         ps.certificate.Monitor(optimizer, every=2)
     return words_of(optimizer, params, 1)
-
-
-def test_a_monitor_on_one_rank_is_refused(four) -> None:
-    for (word,) in four(a_monitor_on_one):
-        assert "make a Monitor on every rank" in word
 
 
 def cleared_on_one(plan: str) -> list[str]:
@@ -325,15 +268,6 @@ def shared(plan: str, **options: Any) -> tuple[list[Any], ps.Muon]:
         return rows("abcd", plan=plan, **options)
     params = [nn.Parameter(given(name, (8, 12))) for name in "abcd"]
     return params, ps.Muon(params, lr=0.1, plan=plan, process_group=dist.group.WORLD, **options)
-
-
-@pytest.mark.parametrize("plan", ["owner", "replicated"])
-def test_a_state_that_one_rank_has_cleared(plan, two) -> None:
-    first, second = same_on_all(two(cleared_on_one, plan))
-    assert first == "nothing"
-    line = "8×12 torch.float64" if plan == "replicated" else "a (8×12 torch.float64)"
-    assert f"the optimizer's state of {line} in group 0 lacks on rank 1 what" in second
-    assert "clear the state on all" in second
 
 
 def in_another_form() -> list[str]:
@@ -357,7 +291,7 @@ def test_a_state_of_another_sharding_is_refused_with_a_remedy(two) -> None:
             assert "StateDictOptions(full_state_dict=True)" in word
 
 
-def uneven_strided() -> str:
+def uneven_strided() -> list[str]:
     """Tensor parallelism cut 10 rows in two, and FSDP each of them in two."""
     from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
@@ -366,17 +300,12 @@ def uneven_strided() -> str:
     try:
         fully_shard(model, mesh=mesh_of(2, 2)["dp"])
     except Exception as error:  # some versions of torch refuse it themselves
-        return f"torch: {error}"
+        return [f"torch, and not a dimension that both axes cut evenly: {error}"]
     model.weight.grad = torch.zeros_like(model.weight)
-    return raised(ps.Muon(model.parameters()).step)
+    return [raised(ps.Muon(model.parameters()).step)]
 
 
-def test_uneven_strided_shards_are_refused(four) -> None:
-    for word in four(uneven_strided):
-        assert "that both axes cut evenly" in word or "torch:" in word
-
-
-def sharded_after_muon_for(*, late: bool) -> str:
+def sharded_after_muon_for(late: bool) -> list[str]:
     model = nn.Sequential(nn.Linear(12, 12), nn.Tanh(), nn.Linear(12, 3)).double()
     optimizer = ps.muon_for(model)
 
@@ -388,14 +317,7 @@ def sharded_after_muon_for(*, late: bool) -> str:
     if late:
         go()
     fully_shard(model, mesh=mesh_of())
-    return raised(go)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_fully_shard_after_muon_for_is_refused(late, two) -> None:
-    for word in two(sharded_after_muon_for, late=late):
-        assert "0.weight and 3 more have been replaced in the model" in word
-        assert "made after the last of these calls" in word
+    return [raised(go)]
 
 
 # Copies that are none
@@ -487,13 +409,6 @@ def broken_map(plan: str) -> list[str]:
     return words_of(optimizer, params, 1)
 
 
-@pytest.mark.parametrize("plan", ["owner", "gather"])
-def test_a_map_that_fails_on_one_rank(plan, four) -> None:
-    (word,) = same_on_all(four(broken_map, plan))
-    assert "failed on 1 of 4 ranks" in word
-    assert "rank 1: ValueError: this map is broken" in word
-
-
 def broken_map_beside_others(
     shape: tuple[int, ...], broken: str, plan: str
 ) -> tuple[list[str], float]:
@@ -544,17 +459,11 @@ class BrokenRule(ps.Elementwise):
 BrokenRule.at_steps = False  # type: ignore[attr-defined]
 
 
-def broken_rule(*, at_steps: bool) -> list[str]:
+def broken_rule(at_steps: bool) -> list[str]:
     BrokenRule.at_steps = at_steps  # type: ignore[attr-defined]
     params = [matrix(name, Shard(0)) for name in "ab"]
     groups = [{"params": params[:1]}, {"params": params[1:], "algorithm": "broken rule"}]
-    return words_of(ps.Muon(groups, lr=0.1, plan="owner"), params)
-
-
-@pytest.mark.parametrize("at_steps", [False, True])
-def test_a_rule_that_fails_on_one_rank(at_steps, two) -> None:
-    for words in two(broken_rule, at_steps=at_steps):
-        assert all("rank 1: OSError: no memory" in word for word in words)
+    return words_of(ps.Muon(groups, lr=0.1, plan="owner"), params, 1)
 
 
 def broken_hook() -> list[str]:
@@ -567,13 +476,7 @@ def broken_hook() -> list[str]:
             raise OSError("the disk is full")
 
     optimizer.register_polar_hook(hook)
-    return words_of(optimizer, params)
-
-
-def test_a_hook_that_fails_on_one_rank_stops_all_when_the_step_ends(four) -> None:
-    for words in four(broken_hook):
-        assert all("failed on 1 of 4 ranks" in word for word in words)
-        assert all("rank 0: OSError: the disk is full" in word for word in words)
+    return words_of(optimizer, params, 1)
 
 
 # Where a rank may run out of memory, or a map's own function may fail: a function, and the options with
@@ -649,11 +552,6 @@ def measuring_fails() -> list[str]:
         rates._sum_of_squares = known
 
 
-def test_a_rank_that_fails_to_measure(two) -> None:
-    (word,) = same_on_all(two(measuring_fails))
-    assert "rank 1: MemoryError: measuring" in word
-
-
 # Where a rank cannot send what others wait for: it cannot know what, or has not even zeros.
 ALONE: list[tuple[Any, str]] = [
     (distribution, "computing_ranks"),
@@ -701,9 +599,77 @@ def broken_scale() -> list[str]:
     return words_of(optimizer, params, 1)
 
 
-def test_a_scale_that_fails_on_one_rank(two) -> None:
-    (word,) = same_on_all(two(broken_scale))
-    assert "rank 1: OSError: no such table" in word
+STEPS = ("from 0 to 3: expected the same step on all ranks", "load one checkpoint on all")
+COMMON = "parameters in common with ranks (0, 1, 2, 3)"
+CLEARED = ("in group 0 lacks on rank 1 what", "clear the state on all")
+REPLACED = ("0.weight and 3 more have been replaced in the model", "after the last of these calls")
+# What the last step of a case raises on all of so many ranks.
+CASES: list[tuple[Any, tuple[Any, ...], int, tuple[str, ...]]] = [
+    (
+        parts_of_another_shape,
+        (),
+        4,
+        ("failed on 2 of 4 ranks", "rank 3: ValueError: a parameter of"),
+    ),
+    (uneven_strided, (), 4, ("that both axes cut evenly",)),
+    (sharded_after_muon_for, (False,), 2, REPLACED),
+    (sharded_after_muon_for, (True,), 2, REPLACED),
+    (out_of_step, (), 4, STEPS),
+    (out_of_step_on_two_meshes, (), 4, STEPS),
+    (loaded_on_one, (), 4, STEPS),
+    (
+        other_parameters_on_one,
+        (),
+        4,
+        (f"rank 0: 3 {COMMON}, from number 3 on: 8×12 torch.float64", f"rank 1: 2 {COMMON}"),
+    ),
+    (
+        other_order_on_one,
+        (),
+        4,
+        (f"rank 0: 3 {COMMON}, from number 2 on: b", f"rank 1: 3 {COMMON}, from number 2 on: c"),
+    ),
+    (
+        a_group_added_on_one,
+        (),
+        4,
+        (f"rank 0: 1 {COMMON}; rank 1: 2 {COMMON}, from number 2 on", "added, on all of them"),
+    ),
+    (
+        other_option_on_a_later_axis,
+        (),
+        4,
+        ("weight_decay of group 'muon-2' is 0.0 on rank 1 and 0.1 on rank 3",),
+    ),
+    (a_sum_and_no_gradient, (), 4, ("gradient of b (8×12 torch.float64) in group 0 is placed",)),
+    (a_monitor_on_one, (), 4, ("make a Monitor on every rank",)),
+    (cleared_on_one, ("owner",), 2, ("the optimizer's state of a (8×12 torch.float64)", *CLEARED)),
+    (cleared_on_one, ("replicated",), 2, ("the optimizer's state of 8×12 torch.float64", *CLEARED)),
+    (
+        broken_map,
+        ("owner",),
+        4,
+        ("failed on 1 of 4 ranks", "rank 1: ValueError: this map is broken"),
+    ),
+    (
+        broken_map,
+        ("gather",),
+        4,
+        ("failed on 1 of 4 ranks", "rank 1: ValueError: this map is broken"),
+    ),
+    (broken_rule, (False,), 2, ("rank 1: OSError: no memory",)),
+    (broken_rule, (True,), 2, ("rank 1: OSError: no memory",)),
+    (broken_hook, (), 4, ("failed on 1 of 4 ranks", "rank 0: OSError: the disk is full")),
+    (broken_scale, (), 2, ("rank 1: OSError: no such table",)),
+    (measuring_fails, (), 2, ("rank 1: MemoryError: measuring",)),
+]
+
+
+@pytest.mark.parametrize(("case", "arguments", "ranks", "told"), CASES)
+def test_all_ranks_raise(case, arguments, ranks, told, ranks_of) -> None:
+    for *before, word in ranks_of(ranks)(case, *arguments):
+        assert set(before) <= {"nothing"}
+        assert all(each in word for each in told)
 
 
 # Ranks that wait in vain, and groups

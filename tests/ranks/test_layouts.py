@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -113,69 +112,32 @@ def test_experts_go_on_where_another_plan_stopped(ranks, plan, name, ranks_of) -
     assert max(ranks_of(ranks)(other_plan, name, plan)) < 1e-12
 
 
-def whole_state() -> float:
-    twins = Twins([EXPERTS], Shard(0), polar=WARM)
+# How other code may have left a carry: in other parts, or whole.
+ELSEWHERE: dict[str, Any] = {
+    "rows": lambda X: X.redistribute(placements=[Shard(1)]),
+    "columns": lambda X: X.redistribute(placements=[Shard(2)]),
+    "copies": lambda X: X.redistribute(placements=[Replicate()]),
+    "whole": lambda X: X.full_tensor(),
+}
+
+
+def carry_elsewhere(where: str) -> float:
+    twins = Twins([EXPERTS, EXPERTS], Shard(0), polar=WARM)
     twins.step()
     its = twins.ours.state[twins.params[0]]
-    its["basis"] = its["basis"].full_tensor()
-    twins.step()
+    its["basis"] = ELSEWHERE[where](its["basis"])
+    twins.step(absent={1})
     twins.step()
     assert isinstance(its["basis"], DTensor)
+    assert its["basis"].placements == (Shard(0),)
     return twins.off()
 
 
 @on_2_and_4
-def test_experts_take_their_parts_of_a_whole_state_and_leave_parts(ranks, ranks_of) -> None:
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_experts_take_their_parts_of_a_carry_that_lies_elsewhere(ranks, where, ranks_of) -> None:
     """A whole tensor of which each rank goes on with its own rows would be right on no rank."""
-    assert max(ranks_of(ranks)(whole_state)) < 1e-12
-
-
-@contextmanager
-def placements_read() -> Iterator[list[int]]:
-    """The ids of the tensors whose placements are read from here on."""
-    found: list[int] = []
-    known = DTensor.placements
-
-    def noted(X: DTensor) -> Any:
-        found.append(id(X))
-        return known.fget(X)  # type: ignore[attr-defined]
-
-    DTensor.placements = property(noted)  # type: ignore[method-assign, assignment]
-    try:
-        yield found
-    finally:
-        DTensor.placements = known  # type: ignore[method-assign]
-
-
-def looks() -> dict[str, Any]:
-    """How often steps read placements of a state, and how far they are off in the end."""
-    twins = Twins([EXPERTS, EXPERTS], Shard(0), polar=WARM)
-
-    def step(**options: Any) -> int:
-        before = [X for its in twins.ours.state.values() for X in its.values()]
-        with placements_read() as read:
-            twins.step(**options)
-        return sum(read.count(id(X)) for X in before)
-
-    step(), step()
-    found: dict[str, Any] = {"alike": [step(), step()]}
-    step(absent={1}), step()
-    found["after a missing gradient"] = [step()]
-    its = twins.ours.state[twins.params[0]]
-    for name, other in (("rows", Shard(1)), ("columns", Shard(2)), ("copies", Replicate())):
-        its["basis"] = its["basis"].redistribute(placements=[other])
-        found[name] = [step(), step(), step()]
-    return found | {"off": twins.off()}
-
-
-def test_a_state_is_looked_at_where_it_was_placed_otherwise_and_then_no_more(four) -> None:
-    """To read the placements of every tensor of a thousand experts takes longer than a small step."""
-    for there in four(looks):
-        assert set(there["alike"] + there["after a missing gradient"]) == {0}
-        for name in ("rows", "columns", "copies"):
-            assert there[name][0] > 0
-            assert there[name][-1] == 0
-        assert there["off"] < 1e-12
+    assert max(ranks_of(ranks)(carry_elsewhere, where)) < 1e-12
 
 
 def other_plan_at_a_first_step() -> float:

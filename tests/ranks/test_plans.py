@@ -1,11 +1,10 @@
-"""Bytes and FLOPs of real steps are those of the ledger's formulas, and reach the goals."""
+"""Bytes and FLOPs of real steps are those of the ledger's formulas."""
 
 from __future__ import annotations
 
 from unittest import mock
 
 import pytest
-import torch
 from tests.ranks import counts
 from tests.ranks.launch import needs_gloo
 
@@ -14,17 +13,6 @@ from polarstep.ranks import plans
 
 RANKS = (2, 4)
 MIB = 2**20
-# Megabytes that a rank may receive at four ranks, rows cut.
-GOALS = {
-    ("h=0", "square", torch.float32): 2.6,
-    ("h=0", "tall", torch.float32): 3.9,
-    ("h=0", "square", torch.bfloat16): 1.3,
-    ("h=0", "tall", torch.bfloat16): 1.95,
-    ("h=0", "wide", torch.bfloat16): 3.0,
-    ("full space", "square", torch.bfloat16): 1.5,
-    ("full space", "tall", torch.bfloat16): 3.0,
-    ("full space", "wide", torch.bfloat16): 3.0,
-}
 
 
 @pytest.fixture(scope="module")
@@ -92,25 +80,6 @@ def agrees_with_the_ledger(results, plan, name, shape, copies=1) -> None:
     one = plans.bytes_received(plan, shared, polar, itemsize=4)
     told = f"{plan} on {len(results)} ranks, {one / MIB:.3g} MiB: as asked"
     assert all(told in " ".join(r[2].split()) for r in results)
-
-
-@needs_gloo
-@pytest.mark.parametrize(("name", "shape", "dtype"), GOALS)
-def test_the_goals_at_four_ranks(name, shape, dtype, found) -> None:
-    count, m, n = counts.SHAPES[shape]
-    one = count * counts.flops_of_one(m, n, counts.MAPS[name], at=0)
-    for received, flops, _ in (there[name, shape, dtype] for there in found[4]):
-        assert sent(received) <= GOALS[name, shape, dtype] * MIB
-        assert flops <= 1.15 * one / 4
-
-
-@pytest.mark.parametrize(("name", "shape"), [case[:2] for case in GOALS if case[2].itemsize == 2])
-def test_the_goals_on_gpus(name, shape) -> None:
-    """Parameters in float32 on a GPU: M and T travel in bfloat16."""
-    count, m, n = counts.SHAPES[shape]
-    polar = counts.MAPS[name]
-    shared = plans.SharedMatrices(m, n, count, ranks=4)
-    assert plans.bytes_received("owner", shared, polar) <= GOALS[name, shape, torch.bfloat16] * MIB
 
 
 @needs_gloo
