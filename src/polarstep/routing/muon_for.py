@@ -149,7 +149,9 @@ def muon_for(
             value ``1`` leaves them whole.
         per_head: ``True`` gives each head of attention a polar factor of its own: q, k and v are cut
             along their outputs, the projection back along its inputs. A tuple of ``"q"``, ``"k"``,
-            ``"v"`` and ``"o"`` cuts these alone. ``splits`` win where both are about a weight.
+            ``"v"`` and ``"o"`` cuts these alone. Start with ``("q", "k", "v")``: in small models cutting
+            the projection back cost quality (docs/asked.md). ``splits`` win where both are about a
+            weight.
         layouts: weights that are to be read otherwise than their module suggests, by such patterns:
             ``{"*.proj.weight": "transposed"}`` for weights stored inputs × outputs, or another
             ``layout`` of :class:`polarstep.Muon`.
