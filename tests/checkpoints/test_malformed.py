@@ -56,6 +56,11 @@ def adamw_has(**entries: Any) -> Callable[[dict[str, Any]], None]:
         (group_has(0, params=[[1]]), rf"one of the 'params' of group 0 .* is a list, and not.*{FORM}"),
         (group_has(1, param_names="b"), rf"'param_names' of group 1 .* is a str, and not.*{FORM}"),
         (group_has(0, algorithm=[3]), r"algorithm=\[3\]: expected one of muon, adamw, sgd"),
+        (group_has(0, momentum=7), "momentum=7: expected 0 ≤ momentum < 1"),
+        (group_has(0, algorithm="adam"), "algorithm='adam': expected one of muon, adamw, sgd"),
+        (group_has(0, polar="exact"), "polar='exact': expected a polar map"),
+        (group_has(0, split_sizes=(4, 5)), "sum to 9, but the weight has 4 rows"),
+        (lambda c: c[GROUPS].reverse(), "both have W and 1 more, but b is number 0 there"),
         (group_has(0, polar='{"x'), f"polar of the checkpoint is '{{\"x', {READ}"),
         (group_has(0, polar='{"class": "Exact"}'), f"polar of the checkpoint is .*'Exact'}}, {READ}"),
         (group_has(0, momentum_dtype='{"dtype": "no"}'), f"momentum_dtype .* {{'dtype': 'no'}}, {READ}"),
@@ -124,19 +129,29 @@ def test_the_checkpoint_of_a_whole_run():
         optimizer.load_state_dict([1])
 
 
-def test_the_checkpoint_of_another_muon_names_the_converter():
-    W = Parameter(torch.eye(3))
-    with pytest.raises(
-        ValueError, match=r"load_state_dict\(polarstep\.convert\.state_dict\(theirs"
-    ):
-        Muon([W]).load_state_dict(torch.optim.Muon([W]).state_dict())
+CONVERTER = r"load_state_dict\(polarstep\.convert\.state_dict\(theirs"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (torch.optim.Muon, CONVERTER),
+        (torch.optim.SGD, CONVERTER),
+        (torch.optim.AdamW, r"the checkpoint is AdamW's: expected the state_dict\(\) of"),
+    ],
+)
+@pytest.mark.parametrize("names", ["ab", "bc", ""])
+def test_the_checkpoint_of_another_optimizer(other, message, names):
+    """Also where some names are the same."""
+    theirs, ours = ([Parameter(torch.eye(3)) for _ in range(2)] for _ in range(2))
+    given = list(zip(names, theirs, strict=True)) if names else theirs
+    with pytest.raises(ValueError, match=message):
+        Muon(list(zip("ab", ours, strict=True))).load_state_dict(other(given).state_dict())
 
 
 def test_the_checkpoint_of_one_adamw_for_the_whole_model_is_told_from_another_model():
     model = mlp(8, 8, 8, 2)
-    with pytest.raises(
-        ValueError, match=r"the checkpoint is AdamW's: expected the state_dict\(\) of"
-    ):
+    with pytest.raises(ValueError, match="the checkpoint is AdamW's"):
         muon_for(model).load_state_dict(torch.optim.AdamW(model.parameters()).state_dict())
 
 
