@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-
 STAMP  := $(VENV)/.installed
 DEMO   := $(VENV)/.installed-for-demo
 
-.PHONY: demo test test-others test-kernels lint format fuzz mutants docs dist try-wheel \
+.PHONY: demo test test-all test-others test-kernels lint format fuzz mutants docs dist try-wheel \
 	results clean
 
 # The pip that a new environment has may be one that takes a minute longer to choose versions. Bytecode

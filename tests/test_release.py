@@ -51,6 +51,11 @@ def test_the_wheel_is_tried_before_it_is_taken(name: str, job: str) -> None:
     assert ran.index("python -m build") < ran.index("bash .ci/try-wheel")
 
 
+def test_the_wheel_is_tried_on_every_version_of_python_that_is_named() -> None:
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    assert jobs("ci")["wheel"]["strategy"]["matrix"]["python-version"] == named
+
+
 def test_versions_of_what_builds_and_publishes_are_pinned() -> None:
     (backend,) = PROJECT["build-system"]["requires"]
     assert re.fullmatch(r"hatchling==[\d.]+", backend)
