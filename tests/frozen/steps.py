@@ -118,19 +118,19 @@ def taken(row: Row) -> list[dict[str, Tensor]]:
 
 
 def noted(optimizer: ps.Muon, params: list[torch.nn.Parameter]) -> dict[str, Tensor]:
-    """Copies of X and of every tensor in the state, this rank's parts of them."""
+    """Copies of X and of every tensor in the state, whole: plans cut what maps carry in other parts."""
     found = {}
     for i, p in enumerate(params):
-        found[f"X of parameter {i}"] = local(p)
-        for key, value in optimizer.state.get(p, {}).items():
-            found[f"{key} of parameter {i}"] = local(value)
+        found[f"X of parameter {i}"] = whole(p)
+        for key, value in sorted(optimizer.state.get(p, {}).items()):
+            found[f"{key} of parameter {i}"] = whole(value)
     for i, group in enumerate(optimizer.param_groups[:2]):
         found[f"step of group {i}"] = torch.tensor(group["step"])
     return {key: X.detach().clone() for key, X in found.items()}
 
 
-def local(X: Tensor) -> Tensor:
-    return X.to_local() if hasattr(X, "to_local") else X
+def whole(X: Tensor) -> Tensor:
+    return X.full_tensor() if hasattr(X, "full_tensor") else X
 
 
 def all_taken(selection: str, pattern: str) -> dict[str, Any]:
