@@ -104,6 +104,13 @@ class Megatron(Bag):
         self.config = SimpleNamespace(num_attention_heads=4, num_query_groups=2, kv_channels=4)
 
 
+def delta(**layers: nn.Module) -> nn.Module:
+    """Linear attention as Qwen3.5's, with twice as many heads of v as of q and k."""
+    layer = attention(heads=None, **layers, out_proj=linear(WIDTH, 32))
+    layer.num_k_heads, layer.num_v_heads, layer.key_dim, layer.value_dim = 4, 8, 16, 32
+    return layer
+
+
 EACH, BACK = "4·(4×16)", "4·(16×4)"
 LAYERS = {
     "separate": (
@@ -144,6 +151,14 @@ LAYERS = {
     "a list around o": (
         lambda: attention(to_q=linear(16), to_out=nn.ModuleList([linear(16), nn.Dropout()])),
         {"to_q": EACH, "to_out.0": BACK},
+    ),
+    "linear attention": (
+        lambda: delta(in_proj_qkv=linear(64)),
+        {"in_proj_qkv": "16·(4×16)", "out_proj": "8·(16×4)"},
+    ),
+    "linear attention, apart": (
+        lambda: delta(q_proj=linear(16), k_proj=linear(16), v_proj=linear(32)),
+        {"q_proj": EACH, "k_proj": EACH, "v_proj": "8·(4×16)", "out_proj": "8·(16×4)"},
     ),
     "convolutions": (
         lambda: attention(qkv=nn.Conv2d(16, 48, 1, bias=False), proj=nn.Conv2d(16, 16, 1, bias=False)),

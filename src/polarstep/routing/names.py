@@ -111,6 +111,9 @@ NUM_KV_HEADS = (
     *("num_kv_heads", "num_key_value_heads", "kv_heads", "n_kv_heads", "num_heads_kv"),
     "num_query_groups",
 )
+# Linear attention, as Qwen3.5's, has a number of heads for q and k, and another for v and the output.
+NUM_QUERY_HEADS = (*NUM_HEADS, "num_k_heads")
+NUM_VALUE_HEADS = ("num_v_heads",)
 HEAD_WIDTH = ("head_dim", "head_size", "dim_head", "d_head", "attention_head_size", "kv_channels")
 # torchtitan's name for the number of query heads that come before each key and value.
 PER_GROUP = "heads_per_kv"

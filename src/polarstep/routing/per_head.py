@@ -27,6 +27,8 @@ from polarstep.routing.names import (
     LATENT,
     NUM_HEADS,
     NUM_KV_HEADS,
+    NUM_QUERY_HEADS,
+    NUM_VALUE_HEADS,
     PROJECTIONS,
     QUERY_KEY,
 )
@@ -48,17 +50,17 @@ def cut_into_heads(site: Site, form: Form, asked: Collection[str]) -> Form | Non
         return None
     if len(letters) > 1 and form.cut.outputs is None:
         _refuse_unknown_parts(site)
-    heads = number_near(attention, NUM_HEADS)
+    heads = number_near(attention, NUM_QUERY_HEADS)
     if heads is None:
         _refuse_unknown_number(site, attention, letters)
     whole = Form(form.layout).view(p)
     outputs, inputs = whole.split[0], whole.columns[0]
     if letters == "o" or is_bare:  # XLNet's bare parameters have their heads in the last sides
-        cut = Cut(columns=_equal(site, inputs, heads))
+        cut = Cut(columns=_equal(site, inputs, number_near(attention, NUM_VALUE_HEADS) or heads))
     elif letters == "q":
         cut = Cut(_queries(site, attention, outputs, heads))
     elif letters in ("k", "v"):
-        cut = Cut(_equal(site, outputs, _shared_heads(attention, outputs, heads)))
+        cut = Cut(_equal(site, outputs, _shared_heads(attention, letters, outputs, heads)))
     else:
         cut = _refined(site, attention, form.cut, heads, asked)
     return replace(form, cut=cut, how=f"{form.how}, per head")
@@ -160,8 +162,10 @@ def _queries(site: Site, attention: Node, outputs: int, heads: int) -> tuple[int
     return _equal(site, outputs, 2 * heads if gated else heads)
 
 
-def _shared_heads(attention: Node, outputs: int, heads: int) -> int:
+def _shared_heads(attention: Node, letter: str, outputs: int, heads: int) -> int:
     """The number of heads of k or v."""
+    if letter == "v" and (values := number_near(attention, NUM_VALUE_HEADS)):
+        return values
     groups = number_near(attention, NUM_KV_HEADS)
     if groups and outputs % groups == 0:
         return groups
@@ -191,7 +195,9 @@ def _refined(site: Site, attention: Node, cut: Cut, heads: int, asked: Collectio
         for letter, size in sizes.items():
             count = heads
             if letter != "q":
-                groups = number_near(attention, NUM_KV_HEADS) or (queries and size // queries)
+                names = NUM_VALUE_HEADS if letter == "v" else ()
+                groups = number_near(attention, (*names, *NUM_KV_HEADS))
+                groups = groups or (queries and size // queries)
                 count = groups if groups and size % groups == 0 else heads
             each.append(len(_equal(site, size, count) or (size,)) if letter in asked else 1)
     parts = [
