@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -114,8 +115,7 @@ class Layout:
     me: int  # this rank's index in ``ranks``
     shape: tuple[int, ...]  # of the whole parameter
     boxes: tuple[tuple[Span, ...], ...]  # a span of each dimension, for each of ``ranks``
-    replicas: tuple[int, ...]  # ranks with the same number here hold different parts of one copy
-    strided: bool = False  # whether FSDP has cut what tensor parallelism had cut before
+    replicas: tuple[Any, ...]  # ranks with the same value here hold different parts of one copy
 
     @staticmethod
     def of(p: Tensor, group: ProcessGroup | None = None) -> Layout | None:
@@ -224,23 +224,18 @@ _KNOWN: dict[Any, Layout] = {}
 
 
 def _of_mesh(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
-    sizes, ranks = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
-    cuts, strided = _cuts(placements, sizes, shape)
-    boxes, replicas = [], []
-    for index in range(len(ranks)):
-        at = _unravelled(index, sizes)
+    sizes, ranks = tuple(mesh.mesh.shape), mesh.mesh.flatten().tolist()
+    cuts = _cuts(placements, sizes, shape)
+    cutting = {axis for axes in cuts.values() for axis in axes}
+    found = []
+    for rank, at in zip(ranks, product(*map(range, sizes)), strict=True):
         box = [(0, size) for size in shape]
         for dim, axes in cuts.items():
             for axis in axes:
                 box[dim] = _chunk(box[dim], at[axis], sizes[axis])
-        boxes.append(tuple(box))
-        sharding = {axis for axes in cuts.values() for axis in axes}
-        replica = 0
-        for axis, size in enumerate(sizes):
-            replica = replica if axis in sharding else replica * size + at[axis]
-        replicas.append(replica)
-    order = sorted(range(len(ranks)), key=ranks.__getitem__)
-    ranks = tuple(ranks[i] for i in order)
+        replica = tuple(place for axis, place in enumerate(at) if axis not in cutting)
+        found.append((rank, tuple(box), replica))
+    ranks, boxes, replicas = zip(*sorted(found), strict=True)
     here = torch.distributed.get_rank()
     if here not in ranks:
         raise ValueError(
@@ -249,19 +244,10 @@ def _of_mesh(mesh: Any, placements: Any, shape: tuple[int, ...]) -> Layout:
         )
     if mesh.ndim == 1:
         collectives.lend(ranks, mesh.get_group())
-    return Layout(
-        ranks,
-        ranks.index(here),
-        shape,
-        tuple(boxes[i] for i in order),
-        tuple(replicas[i] for i in order),
-        strided,
-    )
+    return Layout(ranks, ranks.index(here), shape, boxes, replicas)
 
 
-def _cuts(
-    placements: Any, sizes: tuple[int, ...], shape: tuple[int, ...]
-) -> tuple[dict[int, list[int]], bool]:
+def _cuts(placements: Any, sizes: tuple[int, ...], shape: tuple[int, ...]) -> dict[int, list[int]]:
     """For each sharded dimension the axes of the mesh that cut it, in their order."""
     cuts: dict[int, list[int]] = {}
     later: list[tuple[int, int, int]] = []
@@ -288,7 +274,7 @@ def _cuts(
                 f"multiple of {before * sizes[axis]}, or shard another dimension"
             )
         cuts.setdefault(dim, []).append(axis)
-    return cuts, bool(later)
+    return cuts
 
 
 def _chunk(span: Span, index: int, count: int) -> Span:
@@ -300,14 +286,6 @@ def _chunk(span: Span, index: int, count: int) -> Span:
     start, stop = span
     each = -(-(stop - start) // count)
     return min(start + index * each, stop), min(start + (index + 1) * each, stop)
-
-
-def _unravelled(index: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    at: list[int] = []
-    for size in reversed(sizes):
-        index, coordinate = divmod(index, size)
-        at.append(coordinate)
-    return tuple(reversed(at))
 
 
 def _length(span: Span) -> int:

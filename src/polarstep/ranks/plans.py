@@ -21,7 +21,7 @@ of :mod:`polarstep.flops`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -44,7 +44,6 @@ __all__ = [
     "Plan",
     "SharedMatrices",
     "Side",
-    "asked_of",
     "bytes_received",
     "check_plan",
     "chosen_plan",
@@ -159,13 +158,6 @@ def check_plan(plan: object) -> None:
     """Raise for a plan that is neither in :data:`PLANS` nor ``"auto"``."""
     if plan != AUTO and plan not in PLANS:
         raise ValueError(f"plan={plan!r}: expected one of {', '.join((AUTO, *PLANS))}")
-
-
-def asked_of(group: dict[str, Any], plan: AskedPlan) -> AskedPlan:
-    """The plan that a group asks for, or ``plan``, the optimizer's."""
-    asked: AskedPlan = group.get("plan") or plan
-    check_plan(asked)
-    return asked
 
 
 def chosen_plan(
