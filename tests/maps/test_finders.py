@@ -87,11 +87,6 @@ def test_a_warm_start_comes_out_of_zero_by_its_noise():
     assert float(aligned) > 0.99
 
 
-def test_another_finder_of_the_same_options_is_equal():
-    assert Warm(0.1) == Warm(0.1)
-    assert Warm(0.1) != replace(Warm(0.1), noise=0.2)
-
-
 def test_the_words_for_a_finder_leave_out_the_options_of_its_map():
     assert repr(Warm(0.1)) == "Warm(noise=0.1)"
     assert repr(replace(Warm(0.1), orth="householder")) == "Warm(noise=0.1)"
@@ -119,11 +114,6 @@ def test_a_finder_has_the_options_of_its_map():
         4, 2, 2, sketch=LowRank(4, 2, 2, sketch=Warm(), orth="cholesky").finder, orth="cholesky"
     )
     assert again.finder == replace(Warm(), power=2, orth="cholesky")
-
-
-def test_a_finder_names_the_fresh_sketch_it_starts_with():
-    assert Fresh(Kaczmarz(), 2).fresh_sketch == Fresh(Kaczmarz(), 2)
-    assert replace(Warm(), power=2, orth="cholesky").fresh_sketch == Fresh(power=2, orth="cholesky")
 
 
 def test_numbers_that_are_kept_have_the_precision_of_their_parameters():

@@ -11,29 +11,18 @@ from polarstep.numerics import SIGNS, signs, start_vectors
 
 
 @pytest.mark.parametrize("rows", [16, 100, 768, 4096])
-def test_signs_have_no_pattern(rows):
-    V = signs(rows, torch.device("cpu"))
+@pytest.mark.parametrize(("made", "variance"), [(signs, 1), (start_vectors, 1 / 3)])
+def test_entries_have_no_pattern(made, variance, rows):
+    V = made(rows, torch.device("cpu"))
     assert V.shape == (1, rows, SIGNS)
-    assert set(V.flatten().tolist()) == {-1, 1}
-    assert torch.equal(V, signs(rows, torch.device("cpu")))
-    sigma = torch.linalg.svdvals(V[0].double() / math.sqrt(rows))
-    if rows >= 768:
-        assert sigma[0] < 1.25
-        assert sigma[-1] > 0.75
-    assert abs(float(V.double().mean())) < 4 / math.sqrt(rows * SIGNS)
-
-
-@pytest.mark.parametrize("rows", [16, 100, 768, 4096])
-def test_start_vectors_have_no_pattern(rows):
-    V = start_vectors(rows, torch.device("cpu"))
-    assert V.shape == (1, rows, SIGNS)
-    assert torch.equal(V, start_vectors(rows, torch.device("cpu")))
+    assert torch.equal(V, made(rows, torch.device("cpu")))
     assert V.abs().max() <= 1
-    sigma = torch.linalg.svdvals(V[0].double() * math.sqrt(3 / rows))
+    assert made is start_vectors or set(V.flatten().tolist()) == {-1, 1}
+    sigma = torch.linalg.svdvals(V[0].double() / math.sqrt(variance * rows))
     if rows >= 768:
         assert sigma[0] < 1.25
         assert sigma[-1] > 0.75
-    assert abs(float(V.double().mean())) < 4 / math.sqrt(3 * rows * SIGNS)
+    assert abs(float(V.double().mean())) < 4 * math.sqrt(variance / (rows * SIGNS))
 
 
 def test_sums_and_differences_of_two_rows_are_seen():
