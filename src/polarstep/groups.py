@@ -172,7 +172,7 @@ def check_new(group: Group, before: Sequence[Group]) -> None:
         if id(p) in seen:
             raise ValueError(
                 f"{name} is in its group twice: expected every parameter once, also where two layers "
-                "are tied; leave one out, or give model.parameters(), which has each parameter once"
+                "are tied; leave one out, or let polarstep.muon_for(model) take each parameter once"
             )
         seen.add(id(p))
         if id(p) in held:

@@ -126,8 +126,8 @@ class MistakeWarnings:
         self._no_gradient = self._unheld = True
         warnings.warn(
             f"step() found no gradient for any of the optimizer's {count} parameters, so nothing was "
-            "updated. Expected gradients from backward(). If it has run, these are no longer the "
-            "parameters of the model: get_peft_model, fully_shard, and to() or "
+            "updated. Expected gradients: call loss.backward() before step(). If you do, these are no "
+            "longer the parameters of the model: get_peft_model, fully_shard, and to() or "
             "load_state_dict(assign=True) on some paths put new ones in their place. Make the optimizer "
             "after them, as muon_for(model)",
             stacklevel=user_stacklevel(),
@@ -221,7 +221,7 @@ def check_shapes(name: str, p: Tensor, of_parameter: Mapping[str, Any], group: G
                 "the same shape. Either the parameter was resized after a step, as by "
                 "resize_token_embeddings: make a new optimizer, or let this parameter start anew by "
                 "optimizer.state.pop(parameter). Or the checkpoint is of another model, or of one whose "
-                "parameters came in another order"
+                "parameters came in another order: build the model as it was"
             )
         if kept is not None and is_sharded(kept) != is_sharded(p):
             which = ("a plain", "is sharded") if is_sharded(p) else ("a sharded", "is not sharded")

@@ -1,8 +1,10 @@
 """Muon: equation (1) of the paper, for every bucket of equally shaped matrices.
 
-    C ← βC + G,   M = βC + G   (Nesterov)   or   M = C     engine.momentum
-    T = transform(map(M))                                  b.map
+    C ← βC + G,   M = βC + G   (Nesterov)   or   M = C     engine.momentum, called by exchange.bring
+    T = transform(map(M))                                  b.map, which has the transform in it
     X ← (1 − ηλ)X − η·scale·T                              engine.update
+
+The scale is the factor of the shape times the group's ``lr_factor``.
 
 :func:`bucket_step` is the step of one bucket, whatever its matrices are and wherever they lie. Read it
 first. Three objects answer what may differ:
@@ -69,15 +71,18 @@ def bucket_step(
         yield from exchange.send_zeros(b)  # other ranks wait for what this rank has not sent yet
         raise
     engine.update(b, T)  # X ← (1 − ηλ)X − η·scale·T
-    b.keep(left)
+    b.keep(left)  # what the map leaves for the next step
 
 
 def polar_step(
     b: Bucket, hooks: Iterable[PolarHook], M: Tensor, carry: MapState, draw: Draw
 ) -> tuple[Polar, MapState]:
-    """T of M, and what the map leaves for the next step."""
+    """T of M, and what the map leaves for the next step.
+
+    ``carry`` is what the map left at the last step, ``draw`` has the random numbers of this step.
+    """
     if hooks:
-        draw = replace(draw, shown=True)
+        draw = replace(draw, shown=True)  # the map then returns Captured, for hooks
     polar, left = step_of(b.map, M, carry, draw)
     for hook in hooks:
         hook(b.observed(polar))
@@ -94,12 +99,14 @@ def step(
 ) -> None:
     """Take the step of all matrices.
 
-    ``works`` and ``state`` have the matrices that this rank holds whole, ``shares`` those that it shares
-    with other ranks. An error in the step of a bucket is raised, or added to ``shares.errors``.
+    A work is a parameter group with the gradients of this step. ``works`` and ``state`` have the
+    matrices that this rank holds whole, ``shares`` those that it shares with other ranks. ``replayed``
+    takes the steps of kernels; it is ``None`` where there are none, as on a CPU. An error in the step of
+    a bucket is raised, or added to ``shares.errors``.
     """
     if any(work.captured or work.group["step"] % stale_momentum.EVERY == 0 for work in works):
         stale_momentum.stop(works, state, shares)
-    engine = TorchEngine()
+    engine = TorchEngine()  # one for all buckets, as a parameter may have blocks in several
     here = _steps_here(works, state, draws, replayed, hooks, engine)
     if shares is None:
         run(here)
@@ -127,7 +134,7 @@ def _steps_here(
     engine: TorchEngine,
 ) -> Iterator[Running]:
     """The steps of the matrices that this rank holds whole; kernels take theirs at once."""
-    updated: Container[int] = ()
+    updated: Container[int] = ()  # the ids of parameters
     if replayed is not None:
         updated = replayed(works, state, at_once, hooks)
     for b in buckets_of(works, state, draws, skip=updated):

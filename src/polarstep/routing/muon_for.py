@@ -324,7 +324,9 @@ def _nothing_for_muon(model: nn.Module, routed: Sequence[Routed], frozen: int) -
 
 def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
-        remedy = "parameters by themselves go to polarstep.Muon(params)"
+        remedy = (
+            "give the model itself, as muon_for(model); matrices alone go to polarstep.Muon(params)"
+        )
         parts = list(model.values()) if isinstance(model, dict) else model
         if isinstance(parts, list | tuple) and parts and isinstance(parts[0], nn.Module):
             holder = "ModuleDict" if isinstance(model, dict) else "ModuleList"
@@ -367,5 +369,8 @@ def _is_exported(module: nn.Module) -> bool:
 def _check_elementwise(given: Mapping[str, Elementwise | None]) -> None:
     for name, rule in given.items():
         if not isinstance(rule, Elementwise) and (rule is not None or name == "others"):
-            remedy = '; to send these parameters to Muon, give rules=[("name.*", "muon")]'
+            remedy = (
+                "; for another rate give polarstep.AdamW(lr=1e-3), "
+                'for Muon rules=[("name.*", "muon")]'
+            )
             raise no_rule(f"{name}=", rule, remedy)
