@@ -191,13 +191,13 @@ def run(
     while more or running:
         try:
             if more and sum(held for _, held in running) < bytes_in_flight:
-                its = next(coming, None)
-                more = its is not None
+                current = next(coming, None)
+                more = current is not None
             else:
-                its, _ = running.popleft()
-            if its is not None:
-                with on_device(its.device):
-                    running.append((its, next(its.step)))
+                current, _ = running.popleft()
+            if current is not None:
+                with on_device(current.device):
+                    running.append((current, next(current.step)))
         except StopIteration:
             pass  # the bucket is done
         except Exception as error:
