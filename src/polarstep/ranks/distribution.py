@@ -54,6 +54,21 @@ BYTES_IN_FLIGHT = 512 * 2**20
 
 
 @dataclass
+class _Placed:
+    """Where a parameter lies and the plan for it, with everything that they depend on.
+
+    To hash layouts and maps at every step would take longer than a step of a small model.
+    """
+
+    p: Tensor
+    placements: Any
+    layout: Layout | None
+    options: tuple[Any, ...] = ()  # that the choice depends on
+    choice: Choice | None = None
+    prepared: Choice | None = None  # for a step: the parameter had a gradient here
+
+
+@dataclass
 class _Sorted:
     """An optimizer's parameters, sorted by which ranks hold them."""
 
@@ -102,11 +117,7 @@ class Distribution:
             ranks = torch.distributed.get_process_group_ranks(process_group)
             collectives.lend(tuple(sorted(ranks)), process_group)
         self._choices: dict[Any, Choice] = {}
-        # The layout and the choice for a parameter, by its id, with everything they depend on: hashing
-        # layouts and maps at every step would take longer than a step of a small model.
-        self._layouts: dict[int, tuple[Tensor, Any, Layout | None]] = {}
-        self._recent: dict[int, tuple[tuple[Any, ...], Choice]] = {}
-        self._prepared: dict[int, Choice] = {}
+        self._placed: dict[int, _Placed] = {}  # by the id of a parameter
         self._known = _Sorted([], [], [])
         self._local: LocalState | None = None
         self._exchanges: tuple[Any, list[OverRanks]] = ((), [])
@@ -114,12 +125,15 @@ class Distribution:
 
     def layout_of(self, p: Tensor) -> Layout | None:
         """Where the parts of ``p`` lie; ``None`` if this process alone has it."""
+        return self._of(p).layout
+
+    def _of(self, p: Tensor) -> _Placed:
         placements = p.placements if is_sharded(p) else None
-        known = self._layouts.get(id(p))
-        if known is None or known[0] is not p or known[1] is not placements:
-            known = (p, placements, Layout.of(p, self.process_group))
-            self._layouts[id(p)] = known
-        return known[2]
+        known = self._placed.get(id(p))
+        if known is None or known.p is not p or known.placements is not placements:
+            known = _Placed(p, placements, Layout.of(p, self.process_group))
+            self._placed[id(p)] = known
+        return known
 
     def spread(self, groups: Iterable[Group]) -> list[tuple[Tensor, Layout]]:
         """The parameters of which other ranks hold a part, with their layouts."""
@@ -137,9 +151,7 @@ class Distribution:
             return known
         self._known = known = _Sorted(params, [], [])
         kept = set(map(id, params))  # forget parameters that were taken out of their groups
-        self._layouts = {key: found for key, found in self._layouts.items() if key in kept}
-        self._recent = {key: found for key, found in self._recent.items() if key in kept}
-        self._prepared = {key: found for key, found in self._prepared.items() if key in kept}
+        self._placed = {key: found for key, found in self._placed.items() if key in kept}
         for group in groups:
             for p in group["params"]:
                 layout = self.layout_of(p)
@@ -159,22 +171,19 @@ class Distribution:
 
     def choice(self, group: Group, p: Tensor, name: str = "the parameter") -> Choice | None:
         """The plan of a parameter in a Muon group; ``None`` if this process alone has it."""
-        layout = self.layout_of(p)
+        known = self._of(p)
+        layout = known.layout
         if layout is None:
             return None
         view, asked = view_of(group, p, name), group.get("plan") or self.plan
         polar, transform = group["polar"], group["transform"]
-        now = (p, layout, view, polar, transform, p.dtype, p.device, asked)
-        known = self._recent.get(id(p))
-        # Tuples compare by identity before they compare by value.
-        if known is not None and known[0][0] is p and known[0] == now:
-            return known[1]
-        key = now[1:]
-        if key not in self._choices:
-            check_plan(asked)
-            self._choices[key] = chosen_plan(p, layout, view, polar, asked, transform)
-        self._recent[id(p)] = now, self._choices[key]
-        return self._choices[key]
+        options = (layout, view, polar, transform, p.dtype, p.device, asked)
+        if known.options != options:  # tuples compare by identity before they compare by value
+            if options not in self._choices:
+                check_plan(asked)
+                self._choices[options] = chosen_plan(p, layout, view, polar, asked, transform)
+            known.options, known.choice = options, self._choices[options]
+        return known.choice
 
     def prepare(self, group: Group, state: State) -> None:
         """Choose the plans of a Muon group's parameters that have a gradient here.
@@ -183,15 +192,13 @@ class Distribution:
         :meth:`shares`, after that, calls no function of a map that was not called here first.
         """
         for name, p in named_params(group):
+            known = self._of(p)
             choice = None if p.grad is None else self.choice(group, p, name)
-            if choice is None:
-                self._prepared.pop(id(p), None)
-            elif self._prepared.get(id(p)) is not choice:
-                if choice.plan in BY_OWNERS:
-                    work = Work(group, [name], [p], [], None, views_of(group, [name], [p.shape]))
-                    for key, _ in members_of(work, 0, state):
-                        carries.shapes_of(key, wire_dtype(key.polar, key.dtype, key.device))
-                self._prepared[id(p)] = choice
+            if choice is not None and choice is not known.prepared and choice.plan in BY_OWNERS:
+                work = Work(group, [name], [p], [], None, views_of(group, [name], [p.shape]))
+                for key, _ in members_of(work, 0, state):
+                    carries.shapes_of(key, wire_dtype(key.polar, key.dtype, key.device))
+            known.prepared = choice
 
     def shares(
         self, works: list[Work], state: State, draws: Draws, *, hooked: Container[int]
@@ -227,7 +234,7 @@ class Distribution:
         )
 
     def _plan(self, group: Group, p: Tensor, hooked: Container[int]) -> Plan:
-        choice = self._prepared.get(id(p)) or self.choice(group, p)
+        choice = self._of(p).prepared or self.choice(group, p)
         plan: Plan = "local" if choice is None else choice.plan
         if id(p) not in hooked or plan == "local":
             return plan
