@@ -28,7 +28,7 @@ from polarstep.options import check_lr, known_options
 from polarstep.others import AdamW, Elementwise, beside, no_rule
 from polarstep.rates import ShapeScale, in_proportion, usual_factor
 from polarstep.routing.anatomy import Anatomy, Site, dissect
-from polarstep.routing.matrices import Cut, Form, form_of
+from polarstep.routing.matrices import Cut, Form, form_of, of_channels
 from polarstep.routing.per_head import cut_into_heads, size_of_step
 from polarstep.routing.roles import ROLES, Role, find_adapter, find_role
 from polarstep.routing.routes import Route
@@ -133,6 +133,10 @@ class Choices:
                 options = {"shape_scale": "none", "lr_factor": factor}
                 if adapter.transposed and site not in forms and site not in cuts:
                     options["layout"] = "transposed"
+            if found.role == "hidden" and self.shape_scale == "fan-ratio" and is_muon(target):
+                factor = of_channels(site)
+                if factor != 1:
+                    options["lr_factor"] = factor * options.get("lr_factor", 1.0)
             everything.append(Routed(site, found.role, form, target, why, options, cut))
         if self.per_head and not later and not any("per head" in r.form.how for r in everything):
             model = type(anatomy.root.module).__name__

@@ -105,6 +105,21 @@ class Form:
         )
 
 
+def of_channels(site: Site) -> float:
+    """√(positions of the kernel) for the filters of a convolution, and 1 for other parameters.
+
+    ``"fan-ratio"`` is √(m/n) for n inputs. The filters of a convolution are read as a matrix with n =
+    channels × positions, and what lies at neighbouring positions is much alike. With this factor the
+    rate is √(m/channels). Filters that meet each position once, as those that cut an image into patches,
+    are a linear layer of the patches.
+    """
+    module = site.uses[0].owner.module
+    if not isinstance(module, _ConvNd) or site.uses[0].label != "weight":
+        return 1.0
+    overlap = any(k > step for k, step in zip(module.kernel_size, module.stride, strict=True))
+    return math.sqrt(math.prod(module.kernel_size)) if overlap else 1.0
+
+
 def form_of(site: Site) -> Form:
     """How the layer that owns the parameter uses it.
 
