@@ -3,7 +3,8 @@
 **One learning rate for a whole model.** All groups of :func:`polarstep.muon_for` have the same ``lr``,
 which schedules and loops may change. What a role needs beside it lies in the group's ``lr_factor``:
 
-* hidden matrices: 1, times the factor of their shape (``shape_scale``);
+* hidden matrices: 1, times the factor of their shape (``shape_scale``). With ``"fan-ratio"`` the inputs
+  of a convolution count by its channels: its factor is the square root of the positions of its kernel;
 * embeddings, routers and other matrices that go to a rule without a rate of its own, as ``AdamW()``:
   :data:`PER_SIZE` times the root mean square (RMS) of their entries. Each embedding and each head is a
   group by itself; other matrices of one role and one shape share a group;

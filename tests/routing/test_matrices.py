@@ -61,6 +61,27 @@ def row_of(layer: nn.Module, name: str, **options: object):
     return muon_for(in_a_model(layer), **options).routes[f"blocks.0.layer.{name}"]
 
 
+@pytest.mark.parametrize(
+    ("layer", "factor"),
+    [
+        (nn.Conv2d(8, 8, 3, padding=1), 3.0),
+        (nn.Conv2d(8, 8, 3, stride=2, padding=1), 3.0),
+        (nn.Conv2d(8, 8, (1, 4)), 2.0),
+        (nn.ConvTranspose2d(8, 8, 3, padding=1), 3.0),
+        (nn.Conv2d(8, 8, 1), 1.0),
+        (nn.Conv2d(8, 8, 4, stride=4), 1.0),  # patches
+        (nn.Linear(8, 8), 1.0),
+    ],
+)
+def test_the_inputs_of_a_convolution_are_its_channels(layer, factor):
+    for shape_scale, expected in (("fan-ratio", factor), ("spectral", 1.0)):
+        optimizer = muon_for(in_a_model(layer), shape_scale=shape_scale)
+        (group,) = [
+            g for g in optimizer.param_groups if any(p is layer.weight for p in g["params"])
+        ]
+        assert group["lr_factor"] == expected
+
+
 # --- layers of torch
 
 TORCH = {

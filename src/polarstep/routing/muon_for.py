@@ -120,7 +120,8 @@ def muon_for(
     Args:
         model: any module. A module inside ``torch.compile`` or DDP gives the same groups and names.
         lr: the learning rate of all groups. Each role has a factor beside it, the group's
-            ``lr_factor`` (:mod:`polarstep.rates`): 1 for Muon; 7.5 times the size of the entries
+            ``lr_factor`` (:mod:`polarstep.rates`): 1 for Muon, and the square root of the
+            positions of a convolution's kernel with ``"fan-ratio"``; 7.5 times the size of the entries
             (their root mean square at the first step) for AdamW on embeddings and routers; for heads
             √(768/n) times this for n inputs; 0.15 for vectors.
         momentum: Muon's β. This and the next five arguments are :class:`polarstep.Muon`'s.
