@@ -17,6 +17,7 @@ from torch.optim.optimizer import Optimizer
 from polarstep.checked_values import check_integer
 from polarstep.context import user_stacklevel
 from polarstep.groups import labelled_params
+from polarstep.mistakes import LOWEST, OF_LOW_RATES, highest_rate
 from polarstep.optimizer import Muon
 from polarstep.ranks.layout import local
 from polarstep.routing.routes import Routes
@@ -202,6 +203,9 @@ class Check:
                 "Muon moved no parameter: if backward() ran, make the optimizer after the last call "
                 "that replaces parameters, and see the rules in print(optimizer.routes)"
             )
+        highest = highest_rate(self.optimizer.param_groups) or 0.0
+        if 0 < highest < LOWEST:
+            yield f"Muon's learning rate is {highest:g}: {OF_LOW_RATES}"
         for row in rows:
             yield from row.problems()
         for words, names, remedy in self._apart():

@@ -37,11 +37,14 @@ from polarstep.state import State, is_shaped_as_parameter
 __all__ = [
     "LOOKED_AT",
     "LOOKS_EVERY",
+    "LOWEST",
+    "OF_LOW_RATES",
     "MistakeWarnings",
     "check_draws",
     "check_shapes",
     "check_started",
     "check_state_shapes",
+    "highest_rate",
     "refuse_measuring",
     "refuse_shared",
     "unheld_params",
@@ -54,6 +57,26 @@ LOOKS_EVERY = 16
 LOOKED_AT = 100
 # Nothing is known to train well at a lower rate; AdamW's rates, as 3e-4 and 6e-4, are below it.
 LOWEST = 1e-3
+OF_LOW_RATES = (
+    "expected 0.005 to 0.05. Rates of AdamW, as 3e-4, are not Muon's: try lr=0.02, which also sets the "
+    "rates of everything else. If this is a long warm-up, all is well"
+)
+
+
+def highest_rate(groups: Sequence[Group]) -> float | None:
+    """The highest of Muon's rates, and of the peaks that torch's schedulers write to a group.
+
+    ``None`` where a rate is a tensor: to read it would wait for the device. Groups whose rates may be of
+    any size are not looked at: those with ``shape_scale="rms"``, a function, or ``"none"``.
+    """
+    highest = 0.0
+    for group in groups:
+        if group["algorithm"] == "muon" and group["shape_scale"] in ("spectral", "fan-ratio"):
+            rates = [group.get(key, 0.0) for key in ("lr", "initial_lr", "max_lr")]
+            if any(isinstance(rate, Tensor) for rate in rates):
+                return None
+            highest = max(highest, *rates)
+    return highest
 
 
 class MistakeWarnings:
@@ -97,26 +120,17 @@ class MistakeWarnings:
             self._look_at_rates(groups, steps)
 
     def _look_at_rates(self, groups: Sequence[Group], steps: int) -> None:
-        """Warn, after :data:`LOOKED_AT` steps, if Muon's rate was too low for anything in all of them.
-
-        A warm-up may begin low, so the peak counts that torch's schedulers write to a group. A rate in a
-        tensor is not read, as that would wait for the device. With ``shape_scale="rms"``, a function, or
-        ``"none"``, which the theorems have, other rates are usual.
-        """
-        for group in groups:
-            if group["algorithm"] == "muon" and group["shape_scale"] in ("spectral", "fan-ratio"):
-                rates = [group.get(key, 0.0) for key in ("lr", "initial_lr", "max_lr")]
-                if any(isinstance(rate, Tensor) for rate in rates):
-                    self._looks_at_rates = False
-                    return
-                self._highest = max(self._highest, *rates)
+        """Warn, after :data:`LOOKED_AT` steps, if Muon's rate was too low in all of them."""
+        highest = highest_rate(groups)
+        if highest is None:
+            self._looks_at_rates = False
+            return
+        self._highest = max(self._highest, highest)
         self._looks_at_rates = steps < LOOKED_AT
         if not self._looks_at_rates and 0 < self._highest < LOWEST:
             warnings.warn(
                 f"Muon's learning rate was at most {self._highest:g} in the first {LOOKED_AT} steps, "
-                "and the matrices hardly move: expected 0.005 to 0.05 for training and 0.001 to 0.005 "
-                "for fine-tuning. Rates of AdamW, as 3e-4, are not Muon's: try lr=0.02, which also sets "
-                "the rates of everything else. If this is a long warm-up, all is well",
+                f"and the matrices hardly move: {OF_LOW_RATES}",
                 stacklevel=user_stacklevel(),
             )
 

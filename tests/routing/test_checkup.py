@@ -165,6 +165,7 @@ def new(model):
         (None, {"lr": 1e-7}, None, "(hidden by Muon) moves by less than 1e-05 of its norm a step"),
         (None, {"lr": 5.0, "weight_decay": 0.0}, None, "moves by more than 0.5 of its norm a step"),
         (None, {"lr": 0.0}, None, "does not move: lr is 0 now"),
+        (None, {"lr": 3e-4}, None, "Muon's learning rate is 0.0003: expected 0.005 to 0.05"),
     ],
 )
 def test_what_looks_wrong_is_said(before, options, after, words):
