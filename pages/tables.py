@@ -150,6 +150,7 @@ TABLES = {
             "experts": "moe",
             "ViT": "vit",
             "CNN": "cnn",
+            "ResNet-18": "resnet18",
             "fine-tuning": "fine-tuning",
             "LoRA": "lora",
         },

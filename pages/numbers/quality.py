@@ -179,7 +179,7 @@ def _slope(means: Mapping[int, float]) -> Difference:
 
 DEFAULT = {"lr": 0.02, "weight_decay": 0.05}
 """The options of ``muon_for``, where runs of our map name them; runs of ``default`` name none."""
-SMALL = ("lstm", "moe", "vit", "cnn", "fine-tuning", "lora")
+SMALL = ("lstm", "moe", "vit", "cnn", "resnet18", "fine-tuning", "lora")
 FAMILIES = dict.fromkeys(("gpt", "gpt2", "llama"), "h200") | dict.fromkeys(SMALL, "cpu")
 SEARCHED = ("adamw", "normuon", "torch-muon", "ours")
 

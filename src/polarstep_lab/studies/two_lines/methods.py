@@ -143,6 +143,7 @@ MUON_RATES = (
     0.16,
     0.224,
 )
+ADAMW_RATES = (6.25e-5, 1.25e-4, *(5e-4 * 2**k for k in range(-1, 10)))
 MUON_DECAYS = (0.0, 0.0125, 0.025, 0.05, 0.1, 0.2, 0.4)
 OUR_START = {"lr": RATE, "weight_decay": 0.05}
 OUR_LADDERS = {"lr": MUON_RATES, "weight_decay": MUON_DECAYS}
@@ -155,7 +156,7 @@ METHODS = {
         adamw,
         start={"lr": 0.001, "weight_decay": 0.1},
         ladders={
-            "lr": (6.25e-5, 1.25e-4, 2.5e-4, 5e-4, 0.001, 0.002, 0.004, 0.008, 0.016),
+            "lr": ADAMW_RATES,
             "weight_decay": (0.0, 0.03, 0.1, 0.3, 1.0),
         },
         warm_up=0.05,
