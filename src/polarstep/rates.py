@@ -121,8 +121,7 @@ def per_size(group: Group) -> float:
     """
     if group["role"] != "head":
         return PER_SIZE
-    p = group["params"][0]
-    inputs = p.numel() // p.shape[0]
+    inputs = math.prod(group["params"][0].shape[1:])
     return PER_SIZE * math.sqrt(HEAD_INPUTS / max(inputs, FEWEST_INPUTS))
 
 

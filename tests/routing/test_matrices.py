@@ -82,6 +82,13 @@ def test_the_inputs_of_a_convolution_are_its_channels(layer, factor):
         assert group["lr_factor"] == expected
 
 
+def test_a_rule_with_its_own_scale_has_no_factor_for_channels():
+    rule = ("*.layer.weight", {"shape_scale": "spectral"})
+    optimizer = muon_for(in_a_model(nn.Conv2d(8, 8, 3)), rules=[rule])
+    (group,) = [g for g in optimizer.param_groups if g.get("shape_scale") == "spectral"]
+    assert group["lr_factor"] == 1.0
+
+
 # --- layers of torch
 
 TORCH = {

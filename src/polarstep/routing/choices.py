@@ -117,10 +117,12 @@ class Choices:
                 why = f"{found.role}, by {rule}"
             cut = None
             options: Group = {}
+            own = target if isinstance(target, Mapping) else {}
+            scale = own.get("shape_scale", self.shape_scale)
             if self.per_head and is_muon(target) and site not in cuts:
                 headed = cut_into_heads(site, form, self.per_head)
                 if headed is not None:
-                    size, its = (size_of_step(site, f, self.shape_scale) for f in (form, headed))
+                    size, its = (size_of_step(site, f, scale) for f in (form, headed))
                     options = {"lr_factor": size / its}
                     form, why = headed, f"{why}, per head"
             if site in cuts:
@@ -133,7 +135,7 @@ class Choices:
                 options = {"shape_scale": "none", "lr_factor": factor}
                 if adapter.transposed and site not in forms and site not in cuts:
                     options["layout"] = "transposed"
-            if found.role == "hidden" and self.shape_scale == "fan-ratio" and is_muon(target):
+            if found.role == "hidden" and scale == "fan-ratio" and is_muon(target):
                 factor = of_channels(site)
                 if factor != 1:
                     options["lr_factor"] = factor * options.get("lr_factor", 1.0)
