@@ -9,6 +9,7 @@ rank computes what. :class:`Alone` is the exchange of a process that has all mat
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Generator, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -154,7 +155,7 @@ class PartsOfT(NamedTuple):
     parts: list[Parts]
 
 
-class Bucket:
+class Bucket(ABC):
     """The matrices of a bucket. A subclass knows where their carry lies from step to step."""
 
     def __init__(self, key: BucketKey, members: list[Member]) -> None:
@@ -165,17 +166,17 @@ class Bucket:
         """T, the transform included."""
         return self.key.polar
 
+    @abstractmethod
     def carry(self) -> MapState:
         """What the last step left for this one."""
-        raise NotImplementedError
 
+    @abstractmethod
     def draw(self) -> Draw:
         """The random numbers of this step, and which matrices it skips."""
-        raise NotImplementedError
 
+    @abstractmethod
     def keep(self, left: Any) -> None:
         """Keep what this step leaves for the next one."""
-        raise NotImplementedError
 
     def observed(self, polar: Polar) -> Observed:
         """What hooks see of this step."""
